@@ -264,7 +264,8 @@ def whole(spec: ModelSpec) -> frozenset[str]:
 
     axes, found = layout(spec).axes, set()
     for name, layer in build(replace(spec, seed=0, pretrained=False)).named_modules():
-        if type(layer) in (nn.Linear, nn.Conv1d, nn.Conv2d):
+        kind = type(layer).__mro__[1] if nn.utils.parametrize.is_parametrized(layer) else type(layer)
+        if kind in (nn.Linear, nn.Conv1d, nn.Conv2d):
             own = axes.get(f"{name}.weight")
             if not (own and own[0]):
                 found.add(name)

@@ -66,6 +66,7 @@ def packed(
         only,
         pulled,
         partial(zoo.whole, spec),
+        widths,
     )
     require_few(graph)
     facts = Manifest(

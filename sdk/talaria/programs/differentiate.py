@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
-from math import prod
+from math import isfinite, prod
 from operator import getitem
 
 import numpy as np
@@ -102,9 +102,16 @@ def _proven(
         expected={},
         made_with={name: version(name) for name in ("onnxruntime", "talaria", "torch")},
     )
-    measured = (_measured(graph, replace(facts, vector=n), module, only, taps) for n in range(VECTORS))
-    proven = next((one for one in measured if one.parity["program"] <= one.allowed), None)
-    if proven is None:
+    for number in range(VECTORS):
+        proven = _measured(graph, replace(facts, vector=number), module, only, taps)
+        if proven.parity["program"] <= proven.allowed:
+            break
+    else:
+        if not isfinite(proven.parity["torch"]):
+            raise ModelError(
+                "program: torch finds no finite numbers here, as of a root or a norm of zeros that is differentiated "
+                "twice; add a small number under it, or use differences of gradients"
+            )
         raise ModelError(
             "program: errs by more than twice what torch errs by against float64; train this model with torch"
         )

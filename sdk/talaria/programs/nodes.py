@@ -15,21 +15,23 @@ from torch.nn import Embedding, Identity, Module, MultiheadAttention
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
+from talaria.programs.layers.alone import turned
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside, cut
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, ZEROS, Batch, part, picked_and_turned, turned_weight
-from talaria.programs.layers.largest import largest
+from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, ZEROS, Batch, part, picked_and_turned
+from talaria.programs.layers.deviations import PAIRS
+from talaria.programs.layers.largest import largest, smallest
 from talaria.programs.layers.parameters import Places, Weight
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.table import (
     FUNCTION_MENDS,
     FUNCTIONS,
     LAYERS,
-    MENDS,
     PARTS,
     PASSES,
     RECURRENT,
+    mend_of,
     parts_of,
     recurrent_of,
     rule_of,
@@ -135,11 +137,11 @@ def _batch(one: Any) -> Any:
 def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
     """The refusal of all layers that have no rule, each with what to use instead."""
     names = [str(one.target) for one in node.graph.nodes if one.op == "call_module"]
-    kinds = {name: type(module.get_submodule(name)) for name in names if _ruleless(module.get_submodule(name))}
+    owners = {name: module.get_submodule(name) for name in names if _ruleless(module.get_submodule(name))}
     known = ", ".join(sorted(kind.__name__ for kind in (*LAYERS, *PARTS, *RECURRENT, *PASSES)))
-    also = [f"{name!r} is a {kind.__name__}" for name, kind in kinds.items() if name != layer]
-    mends = [MENDS.get(kind, f"use layers among {known}") for kind in dict.fromkeys((kinds[layer], *kinds.values()))]
-    what = f"is a {kinds[layer].__name__}{''.join(f', {one}' for one in also)}, which has no rule"
+    also = [f"{name!r} is a {type(own).__name__}" for name, own in owners.items() if name != layer]
+    mends = [mend_of(own, known) for own in (owners[layer], *owners.values())]
+    what = f"is a {type(owners[layer]).__name__}{''.join(f', {one}' for one in also)}, which has no rule"
     return refused(layer, what, "; ".join(dict.fromkeys(mends)))
 
 
@@ -165,21 +167,31 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return torch.device("cpu") if args[1] == "device" else torch.float32
     if target is torch._assert:  # of what the tracing has answered
         return None
-    if isinstance(first, Weight):
-        found = _of_weight(node.name, name, first, args[1:], named)
+    weights = [one for one in (*args, *named.values()) if isinstance(one, Weight)]
+    if weights:
+        found = _of_weight(node, weights[0], args, named)
         if found is not None:
             return found
-    if isinstance(first, Map) and (name in ("size", "dim", "ndim") or (name == "getattr" and args[1] in ("shape",))):
+    if isinstance(first, Map) and (name in ("size", "dim") or (name == "getattr" and args[1] in ("shape", "ndim"))):
         whole = (ANY_BATCH, *(step.known(one) for one in sizes(first)))
-        return len(whole) if name == "dim" else whole[args[1]] if name == "size" and args[1:] else whole
+        return (
+            len(whole)
+            if name == "dim" or args[1:] == ("ndim",)
+            else whole[args[1]]
+            if name == "size" and args[1:]
+            else whole
+        )
     if isinstance(first, Map) and name in ("permute", "split", "chunk"):
         apart = _in_pieces(step, name, first, *args[1:], **named)
         if apart:
             return _Several(node.name, Identity(), read[:1], {str(i): _with(call) for i, call in enumerate(apart)})
+    if name in PAIRS and isinstance(first, Map):
+        both = {str(place): _with(of, *args[1:], **named) for place, of in enumerate(PAIRS[name])}
+        return _Several(node.name, Identity(), read, both)
     along = [*args[1:], *named.values()]
-    if target in (torch.max, "max") and isinstance(first, Map) and len(along) in (1, 2):
-        largest_of = _with(partial(largest, dim=along[0], keepdim=along[1:] == [True]))
-        return _Several(node.name, Identity(), read, {"0": largest_of})
+    if target in EXTREMES and isinstance(first, Map) and len(along) in (1, 2):
+        extreme = _with(EXTREMES[target], dim=along[0], keepdim=along[1:] == [True])
+        return _Several(node.name, Identity(), read, {"0": extreme})
     if getattr(target, "__module__", "") in ("_operator", "math") and not any(
         isinstance(a, Map | Weight) for a in args
     ):
@@ -202,15 +214,17 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
         what = f"is the function {name}{node.args[1:]}, which has no rule"
         raise refused(node.name, what, FUNCTION_MENDS.get(name, "use layers of torch.nn"))
-    weights = [one for one in args if isinstance(one, Weight)]
+    if weights and call not in WITH_PARAMETERS:
+        mend = "normalize it by F.normalize" if "norm" in name else "give it maps and numbers"
+        raise refused(node.name, f"gives {name} a parameter, for which it has no rule", mend)
     mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
-    mapped += [one for one in named_maps(node) if one not in mapped]
     try:
         signature(call).bind(step, node.name, *args, **named)
     except TypeError:
         raise refused(node.name, f"calls {name} in another way", "use layers of torch.nn") from None
     places = [i for i, one in enumerate(args) if isinstance(one, Map)]
     keys = [key for key, one in named.items() if isinstance(one, Map)]
+    mapped += [one for key in keys if isinstance(one := node.kwargs[key], fx.Node)]
 
     def rule(step: Step, layer: str, own: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
         filled = list(args)
@@ -255,17 +269,20 @@ def _cut_in(wide: Sequence[int], name: str, how: Any, dim: int) -> list[Any]:
     )
 
 
-def _of_weight(layer: str, name: str, weight: Weight, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+def _of_weight(node: fx.Node, weight: Weight, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """A parameter in another form, or a size of it; None for another call."""
-    if name == "size" or (name == "getattr" and args == ("shape",)):
-        return weight.shape[args[0]] if name == "size" and args else weight.shape
+    target: Any = node.target
+    name, rest = getattr(target, "__name__", str(target)), args[1:]
+    if args[:1] == (weight,) and (name == "size" or (name == "getattr" and rest == ("shape",))):
+        return weight.shape[rest[0]] if name == "size" and rest else weight.shape
     try:
-        return turned_weight(name, weight, args, named)
+        return turned(target, args, named)
     except (IndexError, RuntimeError, TypeError, ValueError) as why:
-        what = f"takes {name}{args!r} of a parameter of {weight.shape} ({str(why)[:60]})"
-        raise refused(layer, what, "take pieces that there are") from None
+        what = f"takes {name}{rest!r} of a parameter of {weight.shape} ({str(why)[:60]})"
+        raise refused(node.name, what, "take pieces that there are") from None
 
 
+EXTREMES = {torch.max: largest, "max": largest, torch.min: smallest, "min": smallest}
 JOINS = (torch.cat, torch.concat, torch.concatenate)
 
 
@@ -277,13 +294,8 @@ def _side_by_side(node: fx.Node, dim: int = 0, **named: Any) -> Layer:
     return Layer(node.name, rule, Identity(), [one for one in maps if isinstance(one, fx.Node)])  # type: ignore[union-attr]
 
 
-def named_maps(node: fx.Node) -> list[fx.Node]:
-    """The nodes among a node's named arguments."""
-    return [one for one in node.kwargs.values() if isinstance(one, fx.Node)]
-
-
-def _with(call: Any) -> Rule:
-    return lambda step, layer, own, given: call(step, layer, given[0])
+def _with(call: Any, *args: Any, **named: Any) -> Rule:
+    return lambda step, layer, own, given: call(step, layer, given[0], *args, **named)
 
 
 def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str, dim: int) -> Any:

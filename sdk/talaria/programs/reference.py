@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from talaria.errors import ModelError
 from talaria.model import attention, recurrent
 from talaria.model.state import load, state_of, to_arrays
+from talaria.model.weight_norm import TwiceDifferentiable
 from talaria.programs.tangent import along
 from talaria.tensors import Array
 from talaria.training import loop
@@ -55,7 +56,7 @@ def derivative(
     own, trained = _given(module, only, feed, dtype)
     before, ran = {key: value.clone() for key, value in own.named_buffers()}, _running(own)
     x = torch.from_numpy(feed["x"]).to(dtype)
-    with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)), _In(dtype):
+    with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)), _In(dtype), TwiceDifferentiable():
         own(x)
     seen = opened.seen
     slopes = {tap: torch.from_numpy(feed[f"slope/{tap}"]).to(dtype) for tap in taps if f"slope/{tap}" in feed}

@@ -342,10 +342,24 @@ def _transposed(node: Node, given: list[Value]) -> Found:
     return Value((x[0], w[1] * groups, *out)), math.prod(x) * math.prod(w[1:])
 
 
-_ALIKE = ("Erf", "Exp", "Identity", "Neg", "Not", "Reciprocal", "Relu", "Sigmoid", "Sign", "Softplus", "Sqrt", "Tanh")
+_ALIKE = (
+    "Erf",
+    "Exp",
+    "Identity",
+    "Log",
+    "Neg",
+    "Not",
+    "Reciprocal",
+    "Relu",
+    "Sigmoid",
+    "Sign",
+    "Softplus",
+    "Sqrt",
+    "Tanh",
+)
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_ALIKE, _alike),
-    **dict.fromkeys(("Add", "And", "Div", "Max", "Mul", "Sub"), _together),
+    **dict.fromkeys(("Add", "And", "Div", "Max", "Mul", "Pow", "Sub"), _together),
     **dict.fromkeys(("Equal", "Greater", "Less"), _compared),
     **dict.fromkeys(("Gemm", "MatMul"), _product),
     **dict.fromkeys(("LogSoftmax", "Softmax"), _softmax),

@@ -6,7 +6,7 @@ is normalized.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -37,6 +37,7 @@ def graph_of(
     only: Collection[str] | None,
     pulled: bool = False,
     whole: Whole = frozenset,
+    widths: Mapping[str, int] | None = None,
 ) -> Graph:
     """The step that :func:`talaria.training.loop.train` takes on one batch; ``module`` is frozen as it says.
 
@@ -44,7 +45,8 @@ def graph_of(
     trained, ``draw/<layer>`` of dropout. Outputs: ``loss`` and ``next/`` of the weights and momenta that change.
     ``recipe`` gives momentum, weight decay and smoothing. Where the step is ``pulled``, ``pull`` is the strength with
     which the trained weights are held near ``anchor/<key>``. ``whole`` gives the layers of which no mask takes an
-    output. Raises :class:`~talaria.errors.ModelError` for a layer that no program can hold.
+    output, and ``widths`` the unpruned sizes of names in ``input_shape``. Raises
+    :class:`~talaria.errors.ModelError` for a layer that no program can hold.
     """
     if recipe.accumulate != 1:
         raise ConfigError(
@@ -59,7 +61,7 @@ def graph_of(
     draft.input("lr", ())
     if pulled:
         draft.input("pull", ())
-    step = Step(draft, head, whole=whole)
+    step = Step(draft, head, whole=whole, widths=dict(widths or {}))
     done = forward(step, module, x, folded=True)
     if done.out.space or done.out.lead:
         raise ModelError(f"program: the model gives maps of {sizes(done.out)}; end it with Flatten and Linear")

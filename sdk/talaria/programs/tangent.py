@@ -85,7 +85,7 @@ class _Made:
 
     def shaped(self, way: str, out: str) -> str:
         """``way`` in the shape of a value that it may be broadcast to."""
-        return self.op("Expand", way, self.op("Shape", self.value[out]))
+        return self.op("Expand", way, self.op("Shape", self.value[out])) if self.shapes[out] else way
 
 
 _Rule = Callable[[_Made, Node, str], str]
@@ -127,6 +127,21 @@ def _quotient(made: _Made, node: Node, out: str) -> str:
     parts = [made.op("Div", made.moved[a], made.value[b])] if a in made.moved else []
     if b in made.moved:
         parts.append(made.op("Neg", made.op("Div", made.op("Mul", made.value[out], made.moved[b]), made.value[b])))
+    return made.draft.total([made.shaped(part, out) for part in parts])
+
+
+def _power(made: _Made, node: Node, out: str) -> str:
+    """A number above zero gains by its power too, where that moves."""
+    a, b = node.inputs
+    x, exponent = made.value[a], made.value[b]
+    parts = list[str]()
+    if a in made.moved:
+        steep = made.op("Mul", exponent, made.op("Pow", x, made.op("Sub", exponent, made.number(1.0))))
+        parts.append(made.op("Mul", steep, made.moved[a]))
+    if b in made.moved:
+        above = made.op("Greater", x, made.number(0.0))
+        steep = made.op("Where", above, made.op("Mul", made.value[out], made.op("Log", x)), made.number(0.0))
+        parts.append(made.op("Mul", steep, made.moved[b]))
     return made.draft.total([made.shaped(part, out) for part in parts])
 
 
@@ -227,6 +242,8 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("Mul", "MatMul", "Gemm", "Conv", "ConvTranspose"), _product),
     "Div": _quotient,
     "Exp": _each(lambda made, x, y: y),
+    "Log": _each(lambda made, x, y: made.op("Reciprocal", x)),
+    "Pow": _power,
     "Sqrt": _each(lambda made, x, y: made.op("Div", made.number(0.5), y)),
     "Reciprocal": _each(lambda made, x, y: made.op("Neg", made.op("Mul", y, y))),
     "Relu": _each(_above),

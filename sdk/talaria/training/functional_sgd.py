@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from talaria.model.state import beside, load, state_of, tensor_of, to_arrays
+from talaria.model.weight_norm import TwiceDifferentiable
 from talaria.tensors import Array, Tensors
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import freeze_but, lone_sample_in_eval
@@ -54,7 +55,8 @@ class FunctionalSGD:
 
     def curved(self, x: Array, y: Array, along: Tensors, draws: LayerDraws) -> Tensors:
         """The Hessian of the batch's loss times ``along``, by differentiating twice."""
-        slopes = self._slopes(self._weights, x, y, False, draws, differentiable=True)
+        with TwiceDifferentiable():
+            slopes = self._slopes(self._weights, x, y, False, draws, differentiable=True)
         named = [(v, along[k]) for k, v in slopes.items() if v is not None and v.requires_grad and k in along]
         if not named:
             return {}

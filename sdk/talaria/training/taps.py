@@ -13,7 +13,7 @@ from talaria.training.engine import INTO, MEAN
 
 LAST = (
     nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Linear, nn.LayerNorm,
-    nn.Embedding,
+    nn.RMSNorm, nn.Embedding,
 )  # fmt: skip
 """Layers that give the channels of a sequence last."""
 FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.GroupNorm, nn.InstanceNorm1d, nn.MaxPool1d, nn.AvgPool1d)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 from talaria.model import adapters
 from talaria.model.spec import AdapterSpec
@@ -15,6 +16,22 @@ def dropped(share: float) -> nn.Module:
     from torchvision.ops import StochasticDepth
 
     return StochasticDepth(share, "row")
+
+
+def convnext(depth: float) -> nn.Module:
+    """torchvision's, of two stages, narrow."""
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    stages = [CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 2)]
+    return ConvNeXt(stages, stochastic_depth_prob=depth, layer_scale=0.5, num_classes=4)
+
+
+def lengthened(layer: nn.Module, dim: int | None = 0) -> nn.Module:
+    """``layer`` with weights of a direction and a length, which changes them."""
+    out = weight_norm(layer, dim=dim)
+    with torch.no_grad():
+        out.parametrizations.weight.original0.mul_(1.3)
+    return out
 
 
 class Residual(nn.Module):
@@ -285,6 +302,164 @@ class Bent(nn.Module):
         return self.head(torch.cat(parts, 1))
 
 
+class Logs(nn.Module):
+    """Roots, powers and logarithms of each value, and what is divided by it, as spectrograms are read."""
+
+    shape = (3, 9, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Linear(16, 4)
+        self.power = nn.Parameter(torch.full((1,), 3.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.log(x**2 + 0.3) + x.abs().log1p() - (x * x).clamp_min(0.1).log10() + 1 / (1 + x.square())
+        x = self.one(x) ** 3 * 0.1 + 2.0
+        y = torch.rsqrt(x * x + 1) - 0.5 / x.clamp(0.4) + x.clamp_max(0.5).exp().pow(-1) + torch.log2(x.abs() + 1)
+        y = self.two(y).clamp(min=1e-6).pow(self.power).mean((2, 3), keepdim=True).pow(1.0 / self.power)
+        return self.head(y.flatten(1) + torch.reciprocal(y.squeeze().pow(0.3) + 1))
+
+
+class Gains(nn.Module):
+    """Parameters and tables that are reckoned with before they meet a map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.randn(3, 1))
+        self.register_buffer("std", torch.rand(3, 1) + 0.5)
+        self.one, self.head, self.scale = nn.Conv1d(3, 8, 3), nn.Linear(8, 4), nn.Parameter(torch.tensor(0.7))
+        self.gain, self.gate = nn.Parameter(torch.rand(8)), nn.Parameter(torch.randn(1, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.one((x - self.mean) / self.std)).mean(-1)
+        x = x * (1 + self.gain) - 2 * F.softplus(self.gate, beta=2) + torch.sigmoid(self.gate) * x
+        x = x * self.gain.clamp(0.2, max=0.8) / (self.gate.abs() + 1) + (1 - self.gain.square()) / (x * x + 1)
+        return self.head((self.gain - x) * -self.gate[0] / 3) * self.scale.exp().clamp(max=100.0)
+
+
+class Spoken(nn.Module):
+    """Statistics over time of maps in which channels are silent, as networks for speech pool them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3, dilation=2)
+        self.mix, self.head = nn.Linear(64, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.two(torch.relu(self.one(x))))
+        silent = torch.relu(x - 0.5) * torch.sigmoid(x.mean(2, keepdim=True).repeat(1, 1, x.size(2)))
+        spread, mean = torch.std_mean(x, 2, False, keepdim=True)
+        near = (
+            torch.var_mean(x / (spread + 1), dim=-1, correction=0)[0] + torch.var(silent, dim=2, keepdim=True)[..., 0]
+        )
+        y = torch.cat([silent.std(-1), x.var(2, False), near, mean.squeeze(-1)], 1)
+        return self.head(torch.tanh(self.mix(y)))
+
+
+class Lengths(nn.Module):
+    """Norms of maps, of which some are zero, and vectors of length 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 1), nn.Linear(16, 4)
+
+    shape = (3, 9, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        x = F.normalize(x) * torch.relu(x - 1).norm(2, dim=1, keepdim=True)
+        size = torch.norm(x, p=2, dim=(2, 3), keepdim=True)  # of ConvNeXt V2
+        y = self.two(x * (size / (torch.linalg.norm(size, dim=1, keepdim=True) + 1e-6)) + x)
+        y = y + F.normalize(y, dim=(2, 3))
+        y = y.norm(p=2, dim=-1) - torch.linalg.vector_norm(y, 2, dim=(-1,)) * 0.5
+        return self.head(F.normalize(y.mean(-1), p=2.0, dim=-1, eps=0.5))
+
+
+class Lines(nn.Module):
+    """Each channel of a map normalized by itself, as LayerNorm over the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.two(F.layer_norm(self.one(x), (10,)))).mean(-1))
+
+
+class Cosine(nn.Module):
+    """A head that compares directions, with a bias of its own, beside projections by matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.bias, self.scale = (
+            nn.Conv1d(3, 8, 3),
+            nn.Parameter(torch.randn(5)),
+            nn.Parameter(torch.tensor(2.0)),
+        )
+        self.weight, self.more = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(8, 8))
+        self.head = nn.Linear(5, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.one(x).transpose(1, 2) @ self.more).mean(1)
+        y = F.linear(F.normalize(y), F.normalize(self.weight, dim=1), bias=self.bias)
+        return F.linear(y, F.normalize(self.head.weight, dim=-1)) * self.scale
+
+
+class Scaled(nn.Module):
+    """LayerNorm and RMSNorm as functions, with parameters of the module's own or none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.mid, self.head = nn.Linear(3, 6), nn.Conv1d(12, 5, 1), nn.Linear(6, 4)
+        self.gain, self.shift = nn.Parameter(torch.rand(6) + 0.5), nn.Parameter(torch.randn(6))
+        self.whole = nn.Parameter(torch.rand(5, 6) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.below(F.layer_norm(x, (12,)).transpose(1, 2))
+        x = F.layer_norm(x, x.shape[-1:], weight=self.gain, bias=self.shift, eps=1e-6)
+        x = torch.tanh(F.rms_norm(torch.tanh(x), (6,), self.gain.abs(), 1e-6) - F.rms_norm(x, [6]))
+        return self.head(F.layer_norm(self.mid(x), (5, 6), self.whole).mean(1))
+
+
+class RMS(nn.Module):
+    """RMSNorm as it is written by hand; ``how`` says in which words."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.below, self.weight = nn.Linear(3, 6), nn.Parameter(torch.rand(6) + 0.5)
+        self.mid, self.head, self.how, self.eps = nn.Linear(6, 5), nn.Linear(5, 4), how, 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.mid(self.norm(self.below(x.transpose(1, 2))))).mean(1))
+
+    def norm(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "rsqrt":
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+        if self.how == "types":
+            y = x.float()
+            return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)).type_as(x) * self.weight
+        if self.how == "norm":
+            return self.weight * (x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5 + self.eps))
+        return x * (1 / torch.sqrt(torch.mean(x * x, dim=-1, keepdim=True) + self.eps)) * self.weight
+
+
+class Ranged(nn.Module):
+    """Maps stretched to a range of their own, and halves that gate halves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 12, 1), nn.Linear(6, 4)
+        self.gate, self.three = nn.GLU(dim=1), nn.Conv1d(6, 12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        low = x.amin(-1, keepdim=True) + torch.min(x, 2, True)[0]
+        x = (2 * x - low) / (x.amax(-1, keepdim=True) - low + 3)
+        x = self.gate(self.two(x))
+        x = F.glu(self.three(x).transpose(1, 2), -1)
+        return self.head((x - x.mean((1, 2), keepdim=True) + x.amax((1, 2), keepdim=True)).mean(1))
+
+
 class Highest(nn.Module):
     """The largest value of each channel, as text networks read convolutions."""
 
@@ -495,6 +670,23 @@ NETS = {
         ),
     ),
     "stochastic_depth": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), dropped(0.4), wide=288)),
+    "stochastic_depth_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), dropped(0.4), nn.Tanh(), wide=6)),
+    "stochastic_depth_in_convnext": ((3, 16, 16), lambda: convnext(0.3)),
+    "weight_norm": (
+        LINE,
+        lambda: maps(
+            lengthened(nn.Conv1d(3, 4, 3)), nn.Tanh(), lengthened(nn.ConvTranspose1d(4, 3, 3), 1), nn.Flatten(),
+            lengthened(nn.Linear(36, 8), None), nn.Tanh(), lengthened(nn.Linear(8, 6, bias=False)), wide=6,
+        ),
+    ),
+    "weight_norm_of_planes": (
+        PLANE,
+        lambda: maps(
+            lengthened(nn.Conv2d(3, 4, 3)), nn.Tanh(), lengthened(nn.Conv2d(4, 4, 3, 2, 1, groups=4)), nn.Tanh(),
+            lengthened(nn.Conv2d(4, 6, 2, groups=2), 1), lengthened(nn.ConvTranspose2d(6, 2, 2)), wide=24,
+        ),
+    ),
+    "convnext": ((3, 16, 16), lambda: convnext(0.0)),
     "stochastic_depth_of_features": ((5,), lambda: maps(nn.Linear(5, 6), dropped(0.4), wide=6)),
     "linear_of_sequences": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 5), wide=5)),
     "linear_of_maps": (LINE, lambda: maps(nn.Linear(12, 5), nn.Conv1d(3, 4, 1), nn.Flatten(), wide=20)),
@@ -522,6 +714,18 @@ NETS = {
     "held": (LINE, Held),
     "squeezed": (LINE, Squeezed),
     "bent": (LINE, Bent),
+    "spoken": (LINE, Spoken),
+    "ranged": (LINE, Ranged),
+    "lengths": (PLANE, Lengths),
+    "cosine": (LINE, Cosine),
+    "scaled": (LINE, Scaled),
+    "rms_norm": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.RMSNorm(6), nn.Linear(6, 5), wide=5)),
+    "plain_rms_norm": ((5,), lambda: maps(nn.Linear(5, 6), nn.RMSNorm(6, 1e-3, elementwise_affine=False), wide=6)),
+    **{f"rms_norm_by_{how}": (LINE, lambda how=how: RMS(how)) for how in ("rsqrt", "types", "norm", "root")},
+    "layer_norm_of_maps": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.LayerNorm((4, 7, 6)), nn.ReLU(), wide=168)),
+    "layer_norm_of_lines": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.LayerNorm(10, bias=False), nn.Tanh(), wide=40)),
+    "logs": (PLANE, Logs),
+    "gains": (LINE, Gains),
     "attention": (LINE, Attending),
     "attention_written": (LINE, lambda: Written("out")),
     **{f"attention_{how}": (LINE, lambda how=how: Written(how)) for how in ("places", "unbound", "split")},

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tolerance import roundings
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model import pruning, zoo
@@ -97,6 +98,12 @@ def _encoder():
     return nets.Sequences(nn.Linear(3, 8), nets.encoder(dropout=0.0), wide=8)
 
 
+def _convnext():
+    net = nets.convnext(0.0)
+    net.shape = (3, 16, 16)
+    return net
+
+
 @pytest.mark.parametrize("count", [1, 6])
 @pytest.mark.parametrize(
     ("make", "groups"),
@@ -111,6 +118,12 @@ def _encoder():
         (nets.Edged, ["one"]),
         (nets.Mirrored, ["one"]),
         (nets.Squeezed, ["conv", "fc.0"]),
+        (nets.Logs, ["one", "two"]),
+        (nets.Spoken, ["one", "two", "mix"]),
+        (nets.Lengths, ["one", "two"]),
+        (nets.Lines, ["one", "two"]),
+        (nets.Ranged, ["one"]),
+        (_convnext, [f"features.{stage}.{block}.block.3" for stage, block in ((1, 0), (3, 0), (3, 1))]),
         (nets.Highest, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),
         (nets.Weighed, ["one", "two"]),
@@ -290,6 +303,29 @@ class Twice(nn.Module):
         return self.head(self.layers(x) + self.first(x).flatten(1))
 
 
+class Owning(Odd):
+    """With a parameter of its own."""
+
+    def __init__(self, do) -> None:
+        super().__init__(do)
+        self.own = nn.Parameter(torch.ones(12, 12))
+
+    def forward(self, x):
+        return self.head(self.flatten(self.do(self.first(x), self.own)))
+
+
+def drop_path(x):
+    """Branches that are left out, as image networks copy it."""
+    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
+    return x * x.new_empty(shape).bernoulli_(0.9).div_(0.9)
+
+
+def stochastic_depth(x):
+    from torchvision.ops import stochastic_depth
+
+    return stochastic_depth(x, 0.1, "row")
+
+
 def late(x):
     y = x * 2
     return y if x.sum() > 0 else x
@@ -300,6 +336,11 @@ def late(x):
     [
         (lambda: nets.maps(first(), nn.RNN(12, 4), wide=12), "'1' is a RNN"),
         (Projected, "proj_size=2"),
+        (
+            lambda: nets.maps(spectral_norm(first()), wide=36),
+            "ParametrizedConv1d.*use weight_norm, of the weight of Conv1d",
+        ),
+        (lambda: nets.maps(nets.lengthened(nn.LayerNorm(12), None), wide=36), "ParametrizedLayerNorm.*use weight_norm"),
         (lambda: nets.maps(first(), nn.Softshrink(), wide=36), "'1' is a Softshrink"),
         (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 3, dilation=2), wide=48), "dilation"),
         (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 2, 3), wide=105), "no tap meets"),
@@ -307,13 +348,30 @@ def late(x):
         (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, -1, 1))), "a mask may narrow; .* cut nothing"),
         (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, 0, 0, 1, 0))), "none for the batch"),
         (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
-        (lambda: Odd(lambda x: x**3), "takes the power 3"),
+        (lambda: Odd(lambda x: 2**x), "takes the power Map"),
+        (lambda: Odd(lambda x: x**0), "takes the power 0; take a map"),
+        (
+            lambda: Owning(lambda x, w: x * (w[0] * w[1])),
+            "'mul_?1?' reckons with parameters alone; let each meet a map",
+        ),
         (lambda: Odd(lambda x: x.max(0)[0]), "takes the largest along 0"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(3, track_running_stats=True), wide=36), "track_running_stats"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(5), wide=36), "use num_features=3"),
         (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),
         (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
-        (lambda: nets.maps(nn.LayerNorm((3, 12)), wide=36), "normalize the last dimension"),
+        (lambda: Odd(lambda x: nn.functional.layer_norm(x, x.shape)), "batch"),
+        (lambda: Odd(lambda x: x / x.norm(1, dim=1, keepdim=True)), "norm of p=1; use p=2"),
+        (lambda: Odd(lambda x: x / x.norm()), r"goes over None of .*name dimensions behind the batch"),
+        (lambda: Odd(lambda x: x / torch.linalg.norm(x, 2, (1, 2), True)), "singular value; leave ord out"),
+        (lambda: Odd(lambda x: nn.functional.normalize(x, 1)), "normalizes by p=1; use p=2"),
+        (lambda: Odd(lambda x: nn.functional.glu(x, 1)), "halves dimension 1 of"),
+        (lambda: Odd(lambda x: x - x.std()), "goes over None"),
+        (lambda: Odd(lambda x: x - x[:, :1].std(1, keepdim=True)), "of 1 values; .*unbiased=False"),
+        (lambda: Owning(lambda x, w: w @ x), "put the map first"),
+        (lambda: Owning(lambda x, w: nn.functional.linear(x, x[:, 0])), "by a map; give it a parameter"),
+        (lambda: Owning(lambda x, w: x @ nn.functional.normalize(w, 1.0)), r"normalize.*of a parameter .*p=2 alone"),
+        (lambda: Owning(lambda x, w: x.clamp(max=w.norm(dim=0))), "gives norm a parameter, .*by F.normalize"),
+        (lambda: Owning(lambda x, w: x.clamp(max=w)), "gives clamp a parameter, .* maps and numbers"),
         (lambda: Odd(lambda x: x.to(torch.float64)), "float64"),
         (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
         (lambda: nets.maps(nn.Linear(12, 4), Cross(), wide=12), "from one sequence to another"),
@@ -327,6 +385,9 @@ def late(x):
         (lambda: Gru(first=True), "more than its input"),
         (lambda: Gru(take=1), "gives several values"),
         (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),
+        (lambda: Odd(lambda x: x + torch.randn_like(x)), "randn_like.* draw in layers alone"),
+        (lambda: Odd(drop_path), "new_empty.* draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth"),
+        (lambda: Odd(stochastic_depth), "empty.* draw in layers alone"),
         (lambda: Odd(torch.cumsum), "cumsum"),
         (lambda: Odd(lambda x: x[:, ::2]), "takes"),
         (lambda: Odd(lambda x: x.view(x.shape[0] * 3, 12)), "batch"),
@@ -345,7 +406,9 @@ def late(x):
         (lambda: Odd(late), "depends on its values"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:LSTM with projections", "ignore:input.s size at dim=1")
+@pytest.mark.filterwarnings(
+    "ignore:LSTM with projections", "ignore:input.s size at dim=1", "ignore:std.*degrees of freedom"
+)
 def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said, monkeypatch):
     monkeypatch.setattr("talaria.model.answers.require", lambda *_: None)  # most answer nothing that a model must
     with pytest.raises(ModelError, match=said) as found:

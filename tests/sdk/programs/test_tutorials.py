@@ -94,6 +94,14 @@ def test_an_ordinary_network_learns_alike_on_both_engines(name):
     assert_both_engines_agree("fedper", shape, make())
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "make"), [("fedrep", tutorials.Compared), ("heart_pfl", tutorials.Level)], ids=["fedrep", "heart_pfl"]
+)
+def test_a_head_of_functions_learns_alone_and_a_normalized_sequence_is_looked_at(algorithm, make):
+    torch.manual_seed(0)
+    assert_both_engines_agree(algorithm, (3, 12), make())
+
+
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
 def test_a_layer_that_is_looked_at_and_never_called_is_named(engine):
     with pytest.raises(ModelError, match="layer 'rest' is looked at, but no pass calls it; take it out"):

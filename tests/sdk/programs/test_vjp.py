@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ DEEP = ("logits", "mean bn2", "mean conv3", "into head")
 
 
 def derivative(spec, only=None, taps=("logits",), **options):
-    graph = differentiate.graph_of(zoo.build(spec), zoo.head(spec), spec.input_shape, only, taps)
+    whole = partial(zoo.whole, spec)
+    graph = differentiate.graph_of(zoo.build(spec), zoo.head(spec), spec.input_shape, only, taps, whole=whole)
     return Vjp(graph, **options)
 
 
@@ -220,7 +222,8 @@ def test_a_derivative_is_a_small_file_that_says_what_comes_out(spec_of, program_
 TWICE = (
     "batch_norm", "conv2d_large", "depthwise", "max_pool_overlapping", "average_pool", "residual", "stochastic_depth",
     "layer_norm", "softmax", "attention_written", "gru_only", "ReLU6", "GELU", "Hardswish", "padded", "weighed",
-    "beside",
+    "beside", "logs", "gains", "cosine", "scaled", "rms_norm", "layer_norm_of_maps", "weight_norm", "ranged",
+    "weight_norm_of_planes",
 )  # fmt: skip
 
 
@@ -232,6 +235,14 @@ def test_a_derivatives_derivative_is_torchs(name):
     graph, note = onnx_file.read(differentiate.curved(zoo.keep(make(), shape, 4)))
     assert {port.name for port in graph.outputs} >= {"tap/along/logits", "gradient/along/head.weight"}
     assert manifests.read(note).parity["program"] <= manifests.read(note).allowed
+
+
+def test_a_deviation_of_zeros_is_not_differentiated_twice():
+    torch.manual_seed(0)
+    with pytest.raises(
+        ModelError, match=r"no finite numbers here, as of a root or a norm of zeros .*add a small number"
+    ):
+        differentiate.curved(zoo.keep(nets.Spoken(), nets.LINE, 4))
 
 
 def test_what_torch_does_not_differentiate_twice_is_refused():

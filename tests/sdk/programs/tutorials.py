@@ -1,10 +1,12 @@
 """Networks as newcomers write them, after tutorials and papers: what of them is ordinary trains by programs."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 IMAGE = (1, 8, 8)
 
@@ -142,13 +144,15 @@ class Chomp(nn.Module):
 
 
 class Temporal(nn.Module):
-    """A block of dilated causal convolutions beside a shortcut."""
+    """A block of dilated causal convolutions beside a shortcut; ``wrap`` is what is made of each."""
 
-    def __init__(self, inputs: int, outputs: int, dilation: int) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, dilation: int, wrap: Callable[[nn.Module], nn.Module] = lambda layer: layer
+    ) -> None:
         super().__init__()
         pad = 2 * dilation
-        self.conv1 = nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation)
-        self.conv2 = nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation)
+        self.conv1 = wrap(nn.Conv1d(inputs, outputs, 3, padding=pad, dilation=dilation))
+        self.conv2 = wrap(nn.Conv1d(outputs, outputs, 3, padding=pad, dilation=dilation))
         self.net = nn.Sequential(  # who holds both convolutions once more, as people write it
             self.conv1, Chomp(pad), nn.ReLU(), nn.Dropout(0.2), self.conv2, Chomp(pad), nn.ReLU(), nn.Dropout(0.2)
         )
@@ -163,9 +167,9 @@ class Temporal(nn.Module):
 class TCN(nn.Module):
     """Two temporal blocks, and their last moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, *wrap: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
-        self.network, self.linear = nn.Sequential(Temporal(3, 8, 1), Temporal(8, 8, 2)), nn.Linear(8, 4)
+        self.network, self.linear = nn.Sequential(Temporal(3, 8, 1, *wrap), Temporal(8, 8, 2, *wrap)), nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(self.network(x)[:, :, -1])
@@ -310,7 +314,195 @@ class Inner(nn.Module):
         return torch.dropout(F.relu(self.fc(x)), 0.25, self.training)
 
 
+class RMSNorm(nn.Module):
+    """As language models write it."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps, self.weight = eps, nn.Parameter(torch.ones(dim))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._norm(x.float()).type_as(x) * self.weight
+
+
+class Llama(nn.Module):
+    """A block of a language model: RMSNorm before causal attention and before a gated layer, over words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.qkv, self.out = nn.Embedding(3, 8), nn.Linear(8, 24, bias=False), nn.Linear(8, 8, bias=False)
+        self.w1, self.w3 = nn.Linear(8, 12, bias=False), nn.Linear(8, 12, bias=False)
+        self.w2, self.one, self.two, self.norm = nn.Linear(12, 8, bias=False), RMSNorm(8), RMSNorm(8), nn.RMSNorm(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.words(x.long())
+        b, n, d = x.shape
+        q, k, v = (one.view(b, n, 2, d // 2).transpose(1, 2) for one in self.qkv(self.one(x)).chunk(3, dim=-1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, n, d))
+        y = self.two(x)
+        x = x + self.w2(F.silu(self.w1(y)) * self.w3(y))
+        return self.head(self.norm(x).mean(1))
+
+
+class Level(nn.Module):
+    """A sequence that torch's own RMSNorm normalizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.norm, self.head = nn.Linear(3, 8), nn.RMSNorm(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.gelu(self.norm(self.below(x.transpose(1, 2)))).mean(1))
+
+
+class XVector(nn.Module):
+    """Frames of speech by dilated convolutions, and the statistics of all of them (Snyder et al. 2018)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3, dilation=2)
+        self.segment, self.out = nn.Linear(32, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.two(F.relu(self.one(x))))
+        return self.out(F.relu(self.segment(torch.cat([x.mean(-1), x.std(-1)], 1))))
+
+
+class Heed(nn.Module):
+    """Statistics of speech weighed by attention to each frame, which sees those of the whole (ECAPA-TDNN)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv1d(3, 16, 3), nn.BatchNorm1d(32), nn.Linear(32, 4)
+        self.attention = nn.Sequential(
+            nn.Conv1d(48, 8, 1), nn.ReLU(), nn.BatchNorm1d(8), nn.Tanh(), nn.Conv1d(8, 16, 1), nn.Softmax(dim=2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv(x))
+        t = x.size()[-1]
+        mean = torch.mean(x, dim=2, keepdim=True).repeat(1, 1, t)
+        spread = torch.sqrt(torch.var(x, dim=2, keepdim=True).clamp(min=1e-4)).repeat(1, 1, t)
+        w = self.attention(torch.cat((x, mean, spread), dim=1))
+        mu = torch.sum(x * w, dim=2)
+        sg = torch.sqrt((torch.sum((x**2) * w, dim=2) - mu**2).clamp(min=1e-4))
+        return self.out(self.norm(torch.cat((mu, sg), 1)))
+
+
+class CosineHead(nn.Module):
+    """Classes by directions, as heads for faces and few shots have them."""
+
+    def __init__(self, wide: int, classes: int) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(torch.randn(classes, wide)), nn.Parameter(torch.tensor(4.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * F.linear(F.normalize(x, dim=-1), F.normalize(self.weight, dim=-1))
+
+
+class Compared(nn.Module):
+    """A small network under a head that compares directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc, self.head = nn.Conv1d(3, 16, 3), nn.Linear(16, 8), CosineHead(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.fc(F.relu(self.conv(x)).mean(-1)))
+
+
+class Annotated(nn.Module):
+    """LayerNorm by hand, with the deviation of one value less (the Annotated Transformer)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.below, self.head = nn.Linear(3, 8), nn.Linear(8, 4)
+        self.a_2, self.b_2 = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.below(x.transpose(1, 2))
+        mean, std = x.mean(-1, keepdim=True), x.std(-1, keepdim=True)
+        return self.head((self.a_2 * (x - mean) / (std + 1e-6) + self.b_2).mean(1))
+
+
+class GeM(nn.Module):
+    """Generalized mean pooling with a learned power (Radenovic et al. 2018), above scaled input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor([0.1]).view(1, 1, 1))
+        self.register_buffer("std", torch.tensor([0.9]).view(1, 1, 1))
+        self.conv, self.p, self.head = nn.Conv2d(1, 16, 3), nn.Parameter(torch.ones(1) * 3), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv((x - self.mean) / self.std))
+        x = F.avg_pool2d(x.clamp(min=1e-6).pow(self.p), (x.size(-2), x.size(-1))).pow(1.0 / self.p)
+        return self.head(x.flatten(1))
+
+
+class GRN(nn.Module):
+    """Global response normalization."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gamma, self.beta = nn.Parameter(torch.zeros(1, 1, 1, dim)), nn.Parameter(torch.zeros(1, 1, 1, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gx = torch.norm(x, p=2, dim=(1, 2), keepdim=True)
+        nx = gx / (gx.mean(dim=-1, keepdim=True) + 1e-6)
+        return self.gamma * (x * nx) + self.beta + x
+
+
+class ChannelsFirst(nn.Module):
+    """LayerNorm over the channels of a map, by hand."""
+
+    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = x.mean(1, keepdim=True)
+        s = (x - u).pow(2).mean(1, keepdim=True)
+        x = (x - u) / torch.sqrt(s + self.eps)
+        return self.weight[:, None, None] * x + self.bias[:, None, None]
+
+
+class ConvNeXtV2(nn.Module):
+    """One block of it between a stem and a head (Woo et al. 2023)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first, self.head = nn.Conv2d(1, 8, 2, 2), ChannelsFirst(8), nn.Linear(8, 4)
+        self.dwconv, self.norm = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.LayerNorm(8, eps=1e-6)
+        self.pwconv1, self.grn, self.pwconv2 = nn.Linear(8, 32), GRN(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(self.stem(x))
+        x = self.norm(self.dwconv(first).permute(0, 2, 3, 1))
+        x = self.pwconv2(self.grn(F.gelu(self.pwconv1(x))))
+        return self.head((first + x.permute(0, 3, 1, 2)).mean([-2, -1]))
+
+
+def convnext() -> nn.Module:
+    """torchvision's, with its stochastic depth, narrow."""
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    return ConvNeXt([CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 1)], stochastic_depth_prob=0.3, num_classes=4)
+
+
 NETS = {
+    "convnext": ((3, 16, 16), convnext),
+    "convnext v2": (IMAGE, ConvNeXtV2),
+    "generalized mean": (IMAGE, GeM),
+    "annotated": ((3, 12), Annotated),
+    "cosine head": ((3, 12), Compared),
+    "ecapa": ((3, 12), Heed),
+    "x-vector": ((3, 12), XVector),
+    "llama": ((9,), Llama),
     "dropout as functions": (IMAGE, Dropping),
     "attention by hand": ((9,), Scratch),
     "leftovers": ((3, 12), Leftovers),
@@ -320,6 +512,7 @@ NETS = {
     "causal": ((3, 12), Causal),
     "wavenet": ((3, 12), WaveNet),
     "tcn": ((3, 12), TCN),
+    "tcn with weight_norm": ((3, 12), lambda: TCN(weight_norm)),
     "places looked up": ((9,), lambda: Text("for all")),
     "places looked up for each": ((9,), lambda: Text("for each")),
     "lstm from zeros": ((3, 12), lambda: Recurrent(nn.LSTM)),

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import torch
 from torch import nn
 from torch.nn import Module
 from torch.nn import functional as F
 
 from talaria.programs.graph import Draft
-from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Rule, Step
 
 Slope = Callable[[str], str]
 """``gradient of the output -> gradient of the input``."""
+Of = Callable[[Draft, str, Module], tuple[str, Slope]]
+"""``draft, value, module -> what a function makes of each number, and the way back``."""
 
 
-def _rule(of: Callable[[Draft, str, Module], tuple[str, Slope]]) -> Rule:
+def rule_of(of: Of) -> Rule:
+    """The rule of a function of each value."""
+
     def rule(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
         (x,) = given
         draft, small = step.draft, bool(x.space) and set(x.space) == {1}
@@ -123,36 +125,6 @@ def _selu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     return draft.op("Mul", y, scale), lambda g: slope(draft.op("Mul", g, scale))
 
 
-def _negated(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    return draft.op("Neg", x), lambda g: draft.op("Neg", g)
-
-
-def _exponential(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    y = draft.op("Exp", x)
-    return y, lambda g: draft.op("Mul", g, y)
-
-
-def _root(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    y = draft.op("Sqrt", x)
-    return y, lambda g: draft.op("Div", draft.op("Mul", g, draft.constant(0.5)), y)
-
-
-def _square(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    return draft.op("Mul", x, x), lambda g: draft.op("Mul", g, draft.op("Mul", x, draft.constant(2.0)))
-
-
-def powered(step: Step, layer: str, x: Map, exponent: object) -> tuple[Map, Pullback]:
-    """x squared, or its root."""
-    if exponent not in (2, 0.5):
-        raise refused(layer, f"takes the power {exponent!r}", "write squares and roots")
-    return _rule(_square if exponent == 2 else _root)(step, layer, nn.Identity(), [x])
-
-
-def _size(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    below = draft.op("Less", x, draft.constant(0.0))
-    return draft.op("Where", below, draft.op("Neg", x), x), lambda g: draft.op("Where", below, draft.op("Neg", g), g)
-
-
 def _gelu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     if cast(nn.GELU, module).approximate == "tanh":
         return _gelu_by_tanh(draft, x)
@@ -205,22 +177,23 @@ def _hardswish(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     return draft.op("Mul", x, share), slope
 
 
-RULES: dict[type[Module], Rule] = {
-    nn.ReLU: _rule(_relu),
-    nn.ReLU6: _rule(_hardtanh),
-    nn.Hardtanh: _rule(_hardtanh),
-    nn.LeakyReLU: _rule(_leaky_relu),
-    nn.ELU: _rule(_elu),
-    nn.Softplus: _rule(_softplus),
-    nn.Sigmoid: _rule(_sigmoid),
-    nn.Tanh: _rule(_tanh),
-    nn.SiLU: _rule(_silu),
-    nn.GELU: _rule(_gelu),
-    nn.Hardsigmoid: _rule(_hardsigmoid),
-    nn.Hardswish: _rule(_hardswish),
-    nn.Mish: _rule(_mish),
-    nn.SELU: _rule(_selu),
+OF: dict[type[Module], Of] = {
+    nn.ReLU: _relu,
+    nn.ReLU6: _hardtanh,
+    nn.Hardtanh: _hardtanh,
+    nn.LeakyReLU: _leaky_relu,
+    nn.ELU: _elu,
+    nn.Softplus: _softplus,
+    nn.Sigmoid: _sigmoid,
+    nn.Tanh: _tanh,
+    nn.SiLU: _silu,
+    nn.GELU: _gelu,
+    nn.Hardsigmoid: _hardsigmoid,
+    nn.Hardswish: _hardswish,
+    nn.Mish: _mish,
+    nn.SELU: _selu,
 }
+RULES: dict[type[Module], Rule] = {kind: rule_of(of) for kind, of in OF.items()}
 FUNCTIONS: dict[Callable[..., object], type[Module]] = {
     F.leaky_relu: nn.LeakyReLU,
     F.elu: nn.ELU,
@@ -234,11 +207,3 @@ FUNCTIONS: dict[Callable[..., object], type[Module]] = {
     F.hardswish: nn.Hardswish,
 }
 """Functions that take what the module of their kind is made with."""
-PLAIN: dict[Callable[..., object] | str, Rule] = {
-    **dict.fromkeys((operator.neg, torch.neg, "neg"), _rule(_negated)),
-    **dict.fromkeys((torch.exp, "exp"), _rule(_exponential)),
-    **dict.fromkeys((torch.sqrt, "sqrt"), _rule(_root)),
-    **dict.fromkeys((torch.square, "square"), _rule(_square)),
-    **dict.fromkeys((operator.abs, torch.abs, "abs"), _rule(_size)),
-}
-"""Functions of each value alone, and methods."""

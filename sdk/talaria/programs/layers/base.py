@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Protocol
 
 from torch import Tensor
 from torch.nn import Module
@@ -58,6 +59,16 @@ layer's own parameters are given to :meth:`Step.trained`."""
 Rule = Callable[["Step", str, Module, Sequence[Map]], tuple[Map, Pullback]]
 
 
+class Computed(Protocol):
+    """A layer's parameter that is computed from others."""
+
+    def value(self, step: Step, shape: Sequence[Size]) -> str:
+        """The parameter, of this ``shape``."""
+
+    def train(self, step: Step, gradient: Callable[[], str]) -> None:
+        """Keep the gradients of what it is computed from, given its own."""
+
+
 @dataclass
 class Step:
     """The training step that is being written: its draft, its parameters, and what has become of them."""
@@ -66,6 +77,8 @@ class Step:
     head: str
     """The layer whose width no mask narrows."""
     gradients: dict[str, str] = field(default_factory=dict)
+    computed: dict[str, Computed] = field(default_factory=dict)
+    """By state-dict key, where that would have the parameter, the ones that are no inputs of the program."""
     buffers: dict[str, str] = field(default_factory=dict)
     """New values of buffers that follow training."""
     looks: bool = False
@@ -88,12 +101,17 @@ class Step:
         """The value of a layer's parameter or buffer, an input of the program; None where the layer has none."""
         if tensor is None:
             return None
+        if key(layer, name) in self.computed:
+            return self.computed[key(layer, name)].value(self, shape)
         port = f"weight/{key(layer, name)}"
         self.widths |= {label: n for label, n in zip(shape, tensor.shape, strict=True) if isinstance(label, str)}
         return port if self.draft.has(port) else self.draft.input(port, shape, dtype)
 
     def trained(self, module: Module, layer: str, name: str, gradient: Callable[[], str]) -> None:
         """Keep the gradient of a parameter, if it is trained; a layer that is used twice gives two, which add up."""
+        if key(layer, name) in self.computed:
+            self.computed[key(layer, name)].train(self, gradient)
+            return
         parameter = getattr(module, name)
         if parameter is None or not parameter.requires_grad:
             return
@@ -177,6 +195,19 @@ def refused(layer: str, what: str, mend: str) -> ModelError:
 def no_way_back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
     """The pullback of a layer in a graph that only looks."""
     raise ModelError("program: a graph that only looks has no gradients; make a step")
+
+
+def chained(*ways: Pullback) -> Pullback:
+    """The way back through rules that read one map each, of which the first is the first here too."""
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        for way in reversed(ways[1:]):
+            (found,) = way(g, [True])
+            assert found is not None
+            g = found
+        return ways[0](g, wanted)
+
+    return back
 
 
 def no_dilation(layer: str, module: Module) -> None:

@@ -1,5 +1,5 @@
 """Maps of different sizes together, and what a padding mask is used for: products, quotients and sums with sizes of 1
-stretched as torch does, sums over dimensions, bounds, pieces of a dimension, and maps side by side.
+stretched as torch does, pieces of a dimension, and maps side by side.
 
 What comes in and goes out is reckoned as torch has it, (batch, *sizes).
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from talaria.programs.graph import Size, added
-from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
 from talaria.programs.layers.sequence import closed, filled, opened, picked, shaped, sizes, without
 
 
@@ -58,41 +58,14 @@ def stretched(step: Step, layer: str, x: Map, wide: Sequence[Size], like: Map | 
     draft, own = step.draft, [step.known(one) for one in sizes(x)]
     if len(own) != len(wide) or any(n not in (1, step.known(w)) for n, w in zip(own, wide, strict=True)):
         raise refused(layer, f"stretches {own} to {tuple(wide)}", "stretch sizes of 1")
-    out = shaped(step, layer, list(wide))
-    if like is None:
-        batch, known = draft.op("Shape", "x", start=0, end=1), [step.known(one) for one in wide]
-        shape = draft.op("Concat", batch, draft.ints(*known), axis=0)
+    if like is None:  # what is not stretched stays as wide as a mask leaves it
+        shape = draft.ints(1, *(step.known(w) if n == 1 else 1 for n, w in zip(own, wide, strict=True)))
+        wide = [w if n == 1 else held for n, w, held in zip(own, wide, sizes(x), strict=True)]
     else:
         shape = draft.op("Shape", opened(step, like.value, like))
+    out = shaped(step, layer, list(wide))
     y = filled(step, draft.op("Expand", opened(step, x.value, x), shape), out)
-    return y, lambda g, wanted: [closed(step, _shrunk(step, opened(step, g, out), x, wide), x), None]
-
-
-def bounded(
-    step: Step,
-    layer: str,
-    x: Map,
-    min: object = None,
-    max: object = None,
-) -> tuple[Map, Pullback]:
-    """No less than ``min`` and no more than ``max``; a value at a bound goes on learning, as in torch."""
-    draft, y, beyond = step.draft, x.value, list[str]()
-    for bound, is_beyond in ((min, "Less"), (max, "Greater")):
-        if bound is None:
-            continue
-        if not isinstance(bound, int | float):
-            raise refused(layer, "is bounded by what is no number", "clamp by numbers")
-        level = draft.number(float(bound), 2 + len(x.space))
-        past = draft.op(is_beyond, y, level)
-        beyond.append(past)
-        y = draft.op("Where", past, level, y)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        for past in reversed(beyond):
-            g = draft.op("Where", past, draft.constant(0.0), g)
-        return [g]
-
-    return x.like(y), back
+    return y, lambda g, wanted: [closed(step, _shrunk(step, opened(step, g, out), x, wide), x), None][: len(wanted)]
 
 
 def unsqueezed(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]:
@@ -175,14 +148,7 @@ def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[
         if one != slice(None):
             ways.append(way)
 
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        for way in reversed(ways):
-            (found,) = way(g, [True])
-            assert found is not None
-            g = found
-        return [g]
-
-    return x, back
+    return x, chained(*ways) if ways else lambda g, wanted: [g]
 
 
 def beside(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map, Pullback]:

@@ -15,13 +15,15 @@ from torch.nn import functional as F
 
 from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
-from talaria.programs.layers import activation, plumbing, pooling
-from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
-from talaria.programs.layers.broadcast import both, bounded, cut, indexed, stretched, unsqueezed
-from talaria.programs.layers.largest import largest
+from talaria.programs.layers import activation, arithmetic, lengths, plumbing, pooling, projection, sample_norm
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, refused
+from talaria.programs.layers.broadcast import cut, indexed, stretched, unsqueezed
+from talaria.programs.layers.deviations import deviation, variance
+from talaria.programs.layers.glu import glu
+from talaria.programs.layers.largest import largest, smallest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
-from talaria.programs.layers.parameters import Weight, for_each, joined
+from talaria.programs.layers.parameters import Weight, for_each
 from talaria.programs.layers.sequence import (
     averaged,
     closed,
@@ -136,21 +138,6 @@ def _repeat(step: Step, layer: str, x: Map | Weight, *times: Any) -> tuple[Map, 
     return _expand(step, layer, x, first, *(own if n == 1 else n for own, n in zip(held[1:], many[1:], strict=True)))
 
 
-def turned_weight(name: str, weight: Weight, args: Sequence[Any], named: Mapping[str, Any]) -> Weight | None:
-    """A parameter after a call that gives another form of it, or None for another call. Raises as torch does."""
-    like = torch.empty(weight.shape, device="meta")
-    if name in ("to", "contiguous", "float", "type_as", "clone"):
-        return weight if weight.tensor.is_floating_point() and torch.float64 not in args else None
-    if name == "getitem":
-        return weight.turned("index", args[0])
-    if name in ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"):
-        return weight.turned("reshape", tuple(getattr(like, name)(*args, **named).shape))
-    if name in ("permute", "transpose", "swapaxes", "t"):
-        order = torch.empty(list(range(2, 2 + like.dim())), device="meta")  # each size tells its place
-        return weight.turned("permute", tuple(n - 2 for n in getattr(order, name)(*args, **named).shape))
-    return None
-
-
 def _unflatten(step: Step, layer: str, x: Map, dim: int, parts: Sequence[int]) -> tuple[Map, Pullback]:
     held = [step.known(one) for one in sizes(x)]
     at = _axis(x, dim) - 1
@@ -184,54 +171,11 @@ def _apart(step: Step, layer: str, x: Map, behind: Sequence[int]) -> tuple[Map, 
     return y, back
 
 
-def _add(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
-    if isinstance(a, Weight) or isinstance(b, Weight):
-        return _beside_weight(step, layer, "Add", a, b)
-    x, number = (b, a) if isinstance(b, Map) else (a, b)
-    y = step.draft.op("Add", x.value, step.draft.number(float(number), 2 + len(x.space)))
-    return x.like(y), lambda g, wanted: [g]
-
-
-def _beside_weight(step: Step, layer: str, kind: str, a: Any, b: Any) -> tuple[Map, Pullback]:
-    x, weight = (b, a) if isinstance(a, Weight) else (a, b)
-    if not isinstance(x, Map):
-        raise refused(layer, "reckons with parameters alone", "let each meet a map")
-    return joined(step, layer, kind, x, weight)
-
-
-def _subtract(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
-    draft = step.draft
-    if isinstance(a, Map) and not isinstance(b, Map):
-        return _add(step, layer, a, -float(b))
-    if isinstance(a, Map) and isinstance(b, Map):
-        y, back = plumbing.add(step, layer, Module(), [a, b.like(draft.op("Neg", b.value))])
-
-        def apart(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-            one, other = back(g, wanted)
-            return [one, None if other is None else draft.op("Neg", other)]
-
-        return y, apart
-    rest = draft.op("Sub", draft.number(float(a), 2 + len(b.space)), b.value)
-    return b.like(rest), lambda g, wanted: [draft.op("Neg", g)]
-
-
-def _multiply(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
-    if isinstance(a, Weight) or isinstance(b, Weight):
-        return _beside_weight(step, layer, "Mul", a, b)
-    x, number = (b, a) if isinstance(b, Map) else (a, b)
-    scale = step.draft.number(float(number), 2 + len(x.space))
-    return x.like(step.draft.op("Mul", x.value, scale)), lambda g, wanted: [step.draft.op("Mul", g, scale)]
-
-
-def _divide(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
-    if isinstance(a, Map) and isinstance(b, Map):
-        return both(step, layer, "Div", a, b)
-    if not isinstance(a, Map):
-        raise refused(layer, "divides a number by a map", "multiply by what is wanted, or divide two maps")
-    return _multiply(step, layer, a, 1 / float(b))
-
-
-def _matmul(step: Step, layer: str, a: Map, b: Map) -> tuple[Map, Pullback]:
+def _matmul(step: Step, layer: str, a: Map | Weight, b: Map | Weight) -> tuple[Map, Pullback]:
+    if isinstance(a, Weight):
+        raise refused(layer, "multiplies a parameter by a map", "put the map first: x @ self.weight")
+    if isinstance(b, Weight):
+        return projection.matmul(step, layer, a, b)
     draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))
     if len(left) != len(right) or len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
         raise refused(layer, f"multiplies {left} by {right}", "multiply matrices of the same batch")
@@ -323,17 +267,15 @@ def picked_and_turned(
     """One place of a dimension, and those that are left in another order."""
     one, way = picked(step, layer, x, axis, place)
     y, turn = turned(step, layer, one, order)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        (slope,) = turn(g, [True])
-        assert slope is not None
-        return way(slope, wanted)
-
-    return y, back
+    return y, chained(way, turn)
 
 
 def _same(step: Step, layer: str, x: Map, *_: Any) -> tuple[Map, Pullback]:
     return x, lambda g, wanted: [g]
+
+
+def _like(step: Step, layer: str, x: Map, other: Map) -> tuple[Map, Pullback]:
+    return x, lambda g, wanted: [g, None]
 
 
 def _whole(step: Step, layer: str, x: Map) -> tuple[Map, Pullback]:
@@ -449,17 +391,20 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     "expand": _expand,
     "expand_as": _expand_as,
     "repeat": _repeat,
-    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add"), _add),
-    **dict.fromkeys((operator.sub, torch.sub, "sub"), _subtract),
-    **dict.fromkeys((operator.mul, torch.mul, "mul"), _multiply),
-    **dict.fromkeys((operator.truediv, torch.div, "div"), _divide),
+    **dict.fromkeys((operator.add, operator.iadd, torch.add, "add"), arithmetic.add),
+    **dict.fromkeys((operator.sub, torch.sub, "sub"), arithmetic.subtract),
+    **dict.fromkeys((operator.mul, torch.mul, "mul"), arithmetic.multiply),
+    **dict.fromkeys((operator.truediv, torch.div, "div"), arithmetic.divide),
     **dict.fromkeys((torch.softmax, F.softmax, "softmax"), softmax),
     **dict.fromkeys((torch.log_softmax, F.log_softmax, "log_softmax"), log_softmax),
     **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), _matmul),
     operator.getitem: _item,
     **dict.fromkeys((torch.sum, "sum"), _sum),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
-    **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), bounded),
+    **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), arithmetic.clamp),
+    **dict.fromkeys((torch.clamp_min, "clamp_min"), arithmetic.clamp_min),
+    **dict.fromkeys((torch.clamp_max, "clamp_max"), arithmetic.clamp_max),
+    F.linear: projection.linear,
     F.scaled_dot_product_attention: _attend,
     F.pad: padded,
     **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _max_pool(nn.MaxPool1d)),
@@ -472,9 +417,20 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     F.adaptive_max_pool1d: _adaptive_pool(nn.AdaptiveMaxPool1d, pooling.adaptive_max),
     F.adaptive_max_pool2d: _adaptive_pool(nn.AdaptiveMaxPool2d, pooling.adaptive_max),
     **dict.fromkeys((torch.amax, "amax"), largest),
-    **dict.fromkeys((operator.pow, torch.pow, "pow"), activation.powered),
+    **dict.fromkeys((torch.amin, "amin"), smallest),
+    F.glu: glu,
+    **dict.fromkeys((torch.norm, "norm"), lengths.norm),
+    torch.linalg.norm: lengths.linalg_norm,
+    torch.linalg.vector_norm: lengths.vector_norm,
+    F.normalize: lengths.normalize,
+    **dict.fromkeys((torch.var, "var"), variance),
+    **dict.fromkeys((torch.std, "std"), deviation),
+    F.layer_norm: sample_norm.layer_norm,
+    **dict.fromkeys((F.rms_norm, torch.rms_norm), sample_norm.rms_norm),
+    **dict.fromkeys((operator.pow, torch.pow, "pow"), arithmetic.raised),
     **{function: _activation(kind) for function, kind in activation.FUNCTIONS.items()},
     **dict.fromkeys(("contiguous", "clone"), _same),
+    "type_as": _like,
     **dict.fromkeys(KINDS, _not_dropped),
     **dict.fromkeys((operator.invert, torch.logical_not, "logical_not"), inverted),
     **dict.fromkeys((torch.masked_fill, "masked_fill"), masked_fill),
@@ -490,3 +446,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.le, torch.le, "le"), _compared("Greater", True)),
 }
 """By the function, or the name of a tensor's method."""
+WITH_PARAMETERS = (
+    *(arithmetic.add, arithmetic.subtract, arithmetic.multiply, arithmetic.divide, arithmetic.raised),
+    *(_expand, _expand_as, _repeat, _matmul, projection.linear, sample_norm.layer_norm, sample_norm.rms_norm),
+)
+"""Calls that may be given parameters of the module."""

@@ -77,28 +77,28 @@ def layer_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
         raise refused(layer, f"goes over {tuple(own.normalized_shape)}", "normalize the last dimension alone")
     scale = step.weight(layer, "weight", own.weight, (wide,))
     shift = step.weight(layer, "bias", own.bias, (wide,))
-    even, rate = _even(step, x.value, wide, own.eps)
+    flat, rate = even(step, x.value, wide, own.eps)
     if step.folds:
         affine = Affine(layer, own, scale, shift)
-        return Map(even, wide, x.space, x.lead, affine), lambda g, wanted: [_level(draft, g, even, rate, wide)]
-    y = even if scale is None else draft.op("Mul", even, scale)
+        return Map(flat, wide, x.space, x.lead, affine), lambda g, wanted: [_level(draft, g, flat, rate, wide)]
+    y = flat if scale is None else draft.op("Mul", flat, scale)
     y = y if shift is None else draft.op("Add", y, shift)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        met = draft.op("Mul", g, even)
+        met = draft.op("Mul", g, flat)
         step.trained(own, layer, "weight", lambda: step.summed(met, x.lead))
         step.trained(own, layer, "bias", lambda: step.summed(g, x.lead))
         if not wanted[0]:
             return [None]
         if wide > SHORT:
-            return [_through(draft, g if scale is None else draft.op("Mul", g, scale), even, rate, 1)]
+            return [through(draft, g if scale is None else draft.op("Mul", g, scale), flat, rate, 1)]
         # one product scales and takes the mean off, in place of three passes
         share = np.full((wide, wide), 1 / wide)
         off, mean = draft.constant(np.eye(wide) - share), draft.constant(share[:, :1])
         if scale is not None:
             each = draft.reshape(scale, -1, 1)
             off, mean = draft.op("Mul", each, off), draft.op("Mul", each, mean)
-        along = draft.op("Mul", even, draft.op("MatMul", met, mean))
+        along = draft.op("Mul", flat, draft.op("MatMul", met, mean))
         return [draft.op("Mul", draft.op("Sub", draft.op("MatMul", g, off), along), rate)]
 
     return Map(y, wide, x.space, x.lead), back
@@ -110,14 +110,14 @@ def _level(draft: Draft, g: str, even: str, rate: str, wide: int) -> str:
     return draft.op("Mul", draft.op("Sub", g, draft.op("Mul", even, along)), rate)
 
 
-def _even(step: Step, rows: str, wide: int, eps: float) -> tuple[str, str]:
+def even(step: Step, rows: str, wide: int, eps: float) -> tuple[str, str]:
     """Rows (n, wide) with mean 0 and variance 1, and by what each was multiplied (n, 1)."""
     draft = step.draft
     if not step.twice:
-        even, _, rate = draft.several(
+        flat, _, rate = draft.several(
             "LayerNormalization", 3, rows, draft.constant(np.ones(wide)), axis=1, epsilon=float(eps)
         )
-        return even, rate
+        return flat, rate
     centred = draft.op("Sub", rows, draft.mean(rows, 1, keep=True))
     var = draft.mean(draft.op("Mul", centred, centred), 1, keep=True)
     rate = draft.op("Reciprocal", draft.op("Sqrt", draft.op("Add", var, draft.constant(eps))))
@@ -165,24 +165,24 @@ def _grouped(
         return draft.reshape(value, *([-1, *ones] if step.looks else [-1, 1, *ones])) if x.space else value
 
     rows = apart(x.value)
-    even, rate = _even(step, rows, each * prod(x.space), own.eps)
-    y = together(even)
+    flat, rate = even(step, rows, each * prod(x.space), own.eps)
+    y = together(flat)
     y = y if scale is None else draft.op("Mul", y, beside(scale))
     y = y if shift is None else draft.op("Add", y, beside(shift))
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         over = [1, *range(2, 2 + len(x.space))] if x.space else [0]
-        step.trained(own, layer, "weight", lambda: draft.sum(draft.op("Mul", g, together(even)), *over))
+        step.trained(own, layer, "weight", lambda: draft.sum(draft.op("Mul", g, together(flat)), *over))
         step.trained(own, layer, "bias", lambda: draft.sum(g, *over))
         if not wanted[0]:
             return [None]
         met = g if scale is None else draft.op("Mul", g, beside(scale))
-        return [together(_through(draft, apart(met), even, rate, 1))]
+        return [together(through(draft, apart(met), flat, rate, 1))]
 
     return x.like(y), back
 
 
-def _through(draft: Draft, g: str, even: str, rate: str, axis: int) -> str:
+def through(draft: Draft, g: str, even: str, rate: str, axis: int) -> str:
     """The gradient by what was made even (mean 0, variance 1) along ``axis``."""
     along = draft.op("Mul", even, draft.mean(draft.op("Mul", g, even), axis, keep=True))
     rest = draft.op("Sub", draft.op("Sub", g, draft.mean(g, axis, keep=True)), along)

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Embedding, Module
+from torch.nn import Embedding, Identity, Module
 
 from talaria.programs.graph import Draft
+from talaria.programs.layers.activation import Of, Slope
 from talaria.programs.layers.base import Map, Pullback, Step, key, no_way_back, refused
 from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
 
@@ -21,7 +23,8 @@ class Weight:
     """A tensor of the model by its state-dict key: ``name`` of the module ``owner``, which is called ``layer``.
 
     ``turns`` is what the forward pass did to it before it met a map: each a kind (``index``, ``reshape`` or
-    ``permute``) and what Tensor's method takes. What is no parameter, and no buffer of the state, stands in the file.
+    ``permute``) and what Tensor's method takes, or ``each`` and a function of its values. What is no parameter, and no
+    buffer of the state, stands in the file.
     """
 
     layer: str
@@ -51,8 +54,16 @@ class Weight:
         out.shape  # noqa: B018 - which asks torch
         return out
 
+    def bent(self, of: Of, module: Module | None = None) -> Weight:
+        """This one with what ``of`` makes of its values; ``module`` has the settings of a function that has some."""
+        return self.turned("each", (of, module or Identity()))
+
     def value(self, step: Step) -> str:
         """The value that is read."""
+        return self._values(step)[-1]
+
+    def _values(self, step: Step) -> list[str]:
+        """The value before the first turn, and after each."""
         draft, whole = step.draft, self.tensor
         kind = str(whole.dtype).removeprefix("torch.")
         if key("", self.name) in self.owner.state_dict():
@@ -60,24 +71,31 @@ class Weight:
             assert value is not None
         else:
             value = draft.constant(whole.detach().numpy(), kind)
+        found = [value]
         for (turn, how), shape in zip(self.turns, self._shapes, strict=False):
-            if turn == "permute":
+            if turn == "each":
+                value, _ = _bent(draft, value, how)
+            elif turn == "permute":
                 value = draft.transpose(value, *how)
-                continue
-            if turn == "index":
-                for axis, start, stop in _pieces(how, shape):
+            else:
+                for axis, start, stop in _pieces(how, shape) if turn == "index" else ():
                     ends = (draft.ints(n) for n in (start, stop, axis, 1))
                     value = draft.op("Slice", value, *ends)
-            value = draft.reshape(value, *self._after(turn, how, shape))
-        return value
+                value = draft.reshape(value, *self._after(turn, how, shape))
+            found.append(value)
+        return found
 
     def train(self, step: Step, slope: str) -> None:
         """Keep the gradient, given the slope of what was read."""
 
         def gradient() -> str:
             draft, g = step.draft, slope
-            for (turn, how), shape in reversed([*zip(self.turns, self._shapes, strict=False)]):
-                if turn == "permute":
+            for (turn, how), shape, before in reversed(
+                [*zip(self.turns, self._shapes, self._values(step), strict=False)]
+            ):
+                if turn == "each":
+                    g = _bent(draft, before, how)[1](g)
+                elif turn == "permute":
                     g = draft.transpose(g, *(list(how).index(i) for i in range(len(how))))
                 elif turn == "reshape":
                     g = draft.reshape(g, *shape)
@@ -96,6 +114,8 @@ class Weight:
         return found
 
     def _after(self, kind: str, how: Any, shape: Sequence[int]) -> tuple[int, ...]:
+        if kind == "each":
+            return tuple(shape)
         like = torch.empty(tuple(shape), device="meta")
         made = like[how] if kind == "index" else like.permute(how) if kind == "permute" else like.reshape(how)
         return tuple(made.shape)
@@ -115,6 +135,11 @@ class Places:
         if not 0 <= self.start < self.stop <= table.num_embeddings:
             raise refused(layer, f"looks up {self} in {table.num_embeddings} rows", "make the table longer")
         return Weight(layer, "weight", table).turned("index", slice(self.start, self.stop))
+
+
+def _bent(draft: Draft, value: str, how: tuple[Of, Module]) -> tuple[str, Slope]:
+    of, module = how
+    return of(draft, value, module)
 
 
 def _pieces(index: Any, shape: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -143,21 +168,40 @@ def _put_back(draft: Draft, g: str, index: Any, shape: Sequence[int]) -> str:
 
 
 def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[Map, Pullback]:
-    """x plus, or times, what is the same for each sample (``kind`` Add or Mul)."""
+    """x plus, times, or to the power of what is the same for each sample (``kind`` Add, Mul or Pow)."""
     draft, shape, wide = step.draft, weight.shape, [step.known(one) for one in sizes(x)]
     behind = shape[1:] if len(shape) == 1 + len(wide) and shape[0] == 1 else shape
     if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
-        what = "adds" if kind == "Add" else "multiplies"
+        what = {"Add": "adds", "Mul": "multiplies", "Pow": "takes the power of"}[kind]
         raise refused(layer, f"{what} a tensor of {shape} to maps of {wide}", "give it the map's sizes")
-    value, whole = weight.value(step), opened(step, x.value, x)
-    y = filled(step, draft.op(kind, whole, value), x)
+    rows = not x.space and shape[-1:] == (wide[-1],) and prod(shape[:-1]) == 1  # as they stand
+    if rows and len(shape) > 1:
+        weight, shape = weight.turned("reshape", (-1,)), shape[-1:]
+    value, whole = weight.value(step), x.value if rows else opened(step, x.value, x)
+    made = draft.op(kind, whole, value)
+
+    def of_map(slope: str) -> str:
+        if kind == "Mul":
+            return draft.op("Mul", slope, value)
+        less = draft.op("Pow", whole, draft.op("Sub", value, draft.constant(1.0)))
+        return draft.op("Mul", slope, draft.op("Mul", less, value))
+
+    def of_weight(slope: str) -> str:
+        if kind != "Pow":
+            return slope if kind == "Add" else draft.op("Mul", slope, whole)
+        above = draft.op("Greater", whole, draft.constant(0.0))
+        steep = draft.op("Where", above, draft.op("Mul", made, draft.op("Log", whole)), draft.constant(0.0))
+        return draft.op("Mul", slope, steep)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        slope = opened(step, g, x)
-        weight.train(step, _each(step, slope if kind == "Add" else draft.op("Mul", slope, whole), shape, len(wide)))
-        return [g if kind == "Add" else closed(step, draft.op("Mul", slope, value), x)]
+        slope = g if rows else opened(step, g, x)
+        met = of_weight(slope)
+        weight.train(step, step.summed(met, x.lead) if rows else _each(step, met, shape, len(wide)))
+        if kind == "Add" or not wanted[0]:
+            return [g]
+        return [of_map(slope) if rows else closed(step, of_map(slope), x)]
 
-    return y, no_way_back if step.looks else back
+    return x.like(made) if rows else filled(step, made, x), no_way_back if step.looks else back
 
 
 def _each(step: Step, slope: str, shape: Sequence[int], rank: int) -> str:

@@ -86,13 +86,14 @@ def stochastic_depth(step: Step, layer: str, module: Module, given: Sequence[Map
     own, draft, (x,) = cast(Any, module), step.draft, given
     if not own.training or own.p == 0:
         return identity(step, layer, module, given)
-    if own.mode != "row" or step.draft.has(f"draw/{layer}"):
-        raise refused(layer, f"drops by mode={own.mode!r}, or in two places", "use mode='row', one for each place")
-    draw = draft.reshape(draft.input(f"draw/{layer}", ("N", 1)), 1, -1, *(1 for _ in x.space))
-    if not x.space:
-        draw = draft.reshape(draw, -1, 1)
+    if own.mode != "row":
+        raise refused(layer, f"drops by mode={own.mode!r}", "use mode='row'")
+    draw = step.drawn(layer, layer, (1,), OWN_DROPOUT)
     if x.lead:
-        raise refused(layer, "drops branches of sequences", "drop them before the sequence")
+        draw = draft.reshape(draw, -1, *(1,) * len(sizes(x)))
+        value = draft.op("Mul", opened(step, x.value, x), draw)
+        return filled(step, value, x), lambda g, wanted: [closed(step, draft.op("Mul", opened(step, g, x), draw), x)]
+    draw = draft.reshape(draw, 1, -1, *(1 for _ in x.space)) if x.space else draw
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
 
 

@@ -142,7 +142,7 @@ def averaged(
     """The mean over some dimensions behind the batch; their ``whole`` sum if it is asked for."""
     wide, draft = sizes(x), step.draft
     gone = {axis % (1 + len(wide)) for axis in axes}
-    if 0 in gone or len(gone) == len(wide):
+    if 0 in gone or (len(gone) == len(wide) and not keep):
         what = "adds up" if whole else "averages over"
         raise refused(layer, f"{what} {tuple(axes)}", "name some dimensions behind the batch, and leave one")
     rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keep or i not in gone]

@@ -10,25 +10,30 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Module, RNNBase
-from torch.nn import functional as F
+from torch.nn.utils.parametrize import is_parametrized
 
 from talaria.model.inside import base_of
+from talaria.model.weight_norm import is_weight_normed
 from talaria.programs.layers import (
     activation,
     attention,
     convolution,
+    elementwise,
     embedding,
+    glu,
     linear,
     normalization,
     padding,
     plumbing,
     pooling,
     recurrent,
+    sample_norm,
     shares,
 )
 from talaria.programs.layers.base import Rule
 from talaria.programs.layers.prelu import prelu
 from talaria.programs.layers.sequence import on_maps, on_rows
+from talaria.programs.layers.weight_norm import weight_normed
 
 LAYERS: Mapping[type[Module], Rule] = {
     **activation.RULES,
@@ -41,11 +46,13 @@ LAYERS: Mapping[type[Module], Rule] = {
     **dict.fromkeys((nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d), on_maps(pooling.adaptive_max)),
     nn.Linear: on_rows(linear.linear),
     nn.Embedding: embedding.embedding,
-    nn.LayerNorm: on_rows(normalization.layer_norm),
+    nn.LayerNorm: sample_norm.of_layer_norm,
+    nn.RMSNorm: sample_norm.of_rms_norm,
     nn.GroupNorm: on_maps(normalization.group_norm),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d), on_maps(normalization.instance_norm)),
     **dict.fromkeys((nn.Softmax, nn.LogSoftmax), shares.of_module),
     nn.PReLU: prelu,
+    nn.GLU: glu.of_module,
     nn.Flatten: plumbing.flatten,
     nn.Identity: plumbing.identity,
     nn.Dropout: plumbing.dropout,
@@ -54,6 +61,8 @@ LAYERS: Mapping[type[Module], Rule] = {
 }
 """By the exact type of a module."""
 
+WEIGHING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
+"""Layers whose weight may be computed by weight_norm."""
 PARTS: Mapping[type[Module], Mapping[str, Rule]] = {nn.MultiheadAttention: {"0": on_rows(attention.attention)}}
 """By the exact type of a module that gives several values: the rules of those that are known."""
 RECURRENT = (nn.GRU, nn.LSTM)
@@ -66,10 +75,12 @@ MENDS: Mapping[type[Module], str] = {
     nn.Transformer: "use TransformerEncoder",
 }
 """What to use instead, where that is known."""
+_DRAWN = "draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth, which every engine draws alike"
 FUNCTION_MENDS: Mapping[str, str] = {
     "scaled_dot_product_attention": "use nn.MultiheadAttention",
     "interpolate": "use nn.ConvTranspose2d",
     "einsum": "use matmul, and sums of products",
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "bernoulli", "empty", "new_empty"), _DRAWN),
 }
 """What to use instead of a function."""
 
@@ -118,14 +129,18 @@ NAMED: Mapping[str, Rule] = {"torchvision.ops.stochastic_depth.StochasticDepth":
 FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
     **dict.fromkeys((operator.add, operator.iadd, torch.add, "add", "add_"), (plumbing.add, nn.Identity())),
     **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), (plumbing.multiply, nn.Identity())),
-    **dict.fromkeys((torch.relu, F.relu, "relu", "relu_"), (activation.RULES[nn.ReLU], nn.ReLU())),
     **dict.fromkeys((torch.flatten, "flatten"), (plumbing.flatten, nn.Flatten())),
-    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), (activation.RULES[nn.Sigmoid], nn.Sigmoid())),
-    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), (activation.RULES[nn.Tanh], nn.Tanh())),
-    F.silu: (activation.RULES[nn.SiLU], nn.SiLU()),
-    **{function: (rule, nn.Identity()) for function, rule in activation.PLAIN.items()},
+    **{function: (activation.rule_of(of), own) for function, (of, own) in elementwise.EACH.items()},
 }
 """By the function, or the name of a tensor's method."""
+
+
+def mend_of(module: Module, known: str) -> str:
+    """What to use instead of a module that has no rule; ``known`` are the layers that have one."""
+    if is_parametrized(module):
+        names = ", ".join(sorted(one.__name__ for one in WEIGHING))
+        return f"of torch.nn.utils.parametrizations use weight_norm, of the weight of {names}"
+    return MENDS.get(type(module), f"use layers among {known}")
 
 
 def parts_of(module: Module) -> Mapping[str, Rule] | None:
@@ -147,4 +162,7 @@ def states_in(form: recurrent.Form) -> Rule:
 def rule_of(module: Module) -> Rule | None:
     """The rule of a module, or None where it has none."""
     kind = type(module)
+    if is_weight_normed(module):
+        plain = kind.__mro__[1]  # before it was parametrized
+        return weight_normed(LAYERS[plain]) if plain in WEIGHING else None
     return LAYERS.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")

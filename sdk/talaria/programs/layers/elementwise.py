@@ -1,0 +1,144 @@
+"""Functions of each value that are no layers of torch: roots, powers, logarithms, sizes."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import Module
+from torch.nn import functional as F
+
+from talaria.programs.graph import Draft
+from talaria.programs.layers.activation import OF, Of, Slope
+
+
+def negated(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    return draft.op("Neg", x), lambda g: draft.op("Neg", g)
+
+
+def _exponential(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Exp", x)
+    return y, lambda g: draft.op("Mul", g, y)
+
+
+def _logarithm(draft: Draft, x: str, module: Module, base: float = math.e, beyond: float = 0.0) -> tuple[str, Slope]:
+    """Of x + ``beyond``."""
+    x = draft.op("Add", x, draft.constant(beyond)) if beyond else x
+    y, share = draft.op("Log", x), draft.constant(1 / math.log(base))
+    if base == math.e:
+        return y, lambda g: draft.op("Div", g, x)
+    return draft.op("Mul", y, share), lambda g: draft.op("Div", draft.op("Mul", g, share), x)
+
+
+def _root(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Sqrt", x)
+    return y, lambda g: draft.op("Div", draft.op("Mul", g, draft.constant(0.5)), y)
+
+
+def _over_root(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Reciprocal", draft.op("Sqrt", x))
+
+    def slope(g: str) -> str:
+        cube = draft.op("Mul", y, draft.op("Mul", y, y))
+        return draft.op("Mul", g, draft.op("Mul", cube, draft.constant(-0.5)))
+
+    return y, slope
+
+
+def over(number: float) -> Of:
+    """``number`` divided by each value."""
+
+    def of(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+        y = draft.op("Reciprocal", x) if number == 1 else draft.op("Div", draft.constant(number), x)
+        return y, lambda g: draft.op("Neg", draft.op("Mul", g, draft.op("Div", y, x)))
+
+    return of
+
+
+def _square(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    return draft.op("Mul", x, x), lambda g: draft.op("Mul", g, draft.op("Mul", x, draft.constant(2.0)))
+
+
+def to_the(exponent: float) -> Of:
+    """Each value to the power of ``exponent``, which is not 0."""
+    known = {2: _square, 0.5: _root, -0.5: _over_root, -1: over(1.0)}
+    if exponent in known:
+        return known[exponent]
+
+    def of(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+        def slope(g: str) -> str:
+            steep = draft.op("Pow", x, draft.constant(exponent - 1.0))
+            return draft.op("Mul", g, draft.op("Mul", steep, draft.constant(exponent)))
+
+        return draft.op("Pow", x, draft.constant(exponent)), slope
+
+    return of
+
+
+def _size(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    below = draft.op("Less", x, draft.constant(0.0))
+    return draft.op("Where", below, draft.op("Neg", x), x), lambda g: draft.op("Where", below, draft.op("Neg", g), g)
+
+
+def between(low: float | None, high: float | None) -> Of:
+    """No less than ``low`` and no more than ``high``; a value at a bound goes on learning, as in torch."""
+
+    def of(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+        beyond = list[str]()
+        for bound, is_beyond in ((low, "Less"), (high, "Greater")):
+            if bound is not None:
+                level = draft.constant(float(bound))
+                beyond.append(draft.op(is_beyond, x, level))
+                x = draft.op("Where", beyond[-1], level, x)
+
+        def slope(g: str) -> str:
+            for past in reversed(beyond):
+                g = draft.op("Where", past, draft.constant(0.0), g)
+            return g
+
+        return x, slope
+
+    return of
+
+
+def plus(number: float) -> Of:
+    """Each value and ``number``."""
+    return lambda draft, x, module: (draft.op("Add", x, draft.constant(number)), lambda g: g)
+
+
+def times(number: float) -> Of:
+    """Each value ``number`` times."""
+
+    def of(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+        rate = draft.constant(number)
+        return draft.op("Mul", x, rate), lambda g: draft.op("Mul", g, rate)
+
+    return of
+
+
+PLAIN: Mapping[Callable[..., object] | str, Of] = {
+    **dict.fromkeys((operator.neg, torch.neg, "neg"), negated),
+    **dict.fromkeys((torch.exp, "exp"), _exponential),
+    **dict.fromkeys((torch.log, "log"), _logarithm),
+    **dict.fromkeys((torch.log2, "log2"), partial(_logarithm, base=2)),
+    **dict.fromkeys((torch.log10, "log10"), partial(_logarithm, base=10)),
+    **dict.fromkeys((torch.log1p, "log1p"), partial(_logarithm, beyond=1.0)),
+    **dict.fromkeys((torch.sqrt, "sqrt"), _root),
+    **dict.fromkeys((torch.rsqrt, "rsqrt"), _over_root),
+    **dict.fromkeys((torch.reciprocal, "reciprocal"), over(1.0)),
+    **dict.fromkeys((torch.square, "square"), _square),
+    **dict.fromkeys((operator.abs, torch.abs, "abs"), _size),
+}
+"""Functions of each value alone, and methods."""
+EACH: Mapping[Callable[..., object] | str, tuple[Of, Module]] = {
+    **{function: (of, nn.Identity()) for function, of in PLAIN.items()},
+    **dict.fromkeys((torch.relu, F.relu, "relu", "relu_"), (OF[nn.ReLU], nn.ReLU())),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid, "sigmoid"), (OF[nn.Sigmoid], nn.Sigmoid())),
+    **dict.fromkeys((torch.tanh, F.tanh, "tanh"), (OF[nn.Tanh], nn.Tanh())),
+    F.silu: (OF[nn.SiLU], nn.SiLU()),
+}
+"""All functions and methods that are told nothing but the value."""
