@@ -337,6 +337,12 @@ def _gather(node: Node, given: list[Value]) -> Found:
     return _one((*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]), 0, numbers)
 
 
+def _gather_nd(node: Node, given: list[Value]) -> Found:
+    """Pieces at places that are told by several numbers each, as maps between places are read."""
+    x, at, beside = given[0].shape, given[1].shape, node.attributes.get("batch_dims", 0)
+    return _one((*at[:-1], *x[beside + at[-1] :]))
+
+
 def _slice(node: Node, given: list[Value]) -> Found:
     x = list(given[0].shape)
     starts, ends = _list(node, given, "starts", 1) or [], _list(node, given, "ends", 2) or []
@@ -497,6 +503,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     **_group(_squeeze, "Squeeze"),
     **_group(_unsqueeze, "Unsqueeze"),
     **_group(_gather, "Gather"),
+    **_group(_gather_nd, "GatherND"),
     **_group(_slice, "Slice"),
     **_group(_pad, "Pad"),
     **_group(_expand, "Expand"),

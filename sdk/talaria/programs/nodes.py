@@ -204,13 +204,13 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         raise refused(node.name, what, FUNCTION_MENDS.get(name, "use layers of torch.nn"))
     weights = [one for one in args if isinstance(one, Weight)]
     mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
-    mapped += [one for one in named_maps(node) if one not in mapped]
     try:
         signature(call).bind(step, node.name, *args, **named)
     except TypeError:
         raise refused(node.name, f"calls {name} in another way", "use layers of torch.nn") from None
     places = [i for i, one in enumerate(args) if isinstance(one, Map)]
     keys = [key for key, one in named.items() if isinstance(one, Map)]
+    mapped += [one for key in keys if isinstance(one := node.kwargs[key], fx.Node)]
 
     def rule(step: Step, layer: str, own: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
         filled = list(args)
@@ -275,11 +275,6 @@ def _side_by_side(node: fx.Node, dim: int = 0, **named: Any) -> Layer:
     rule: Rule = lambda step, layer, own, given: beside(step, layer, given, dim)  # noqa: E731
     (maps, *_) = node.args
     return Layer(node.name, rule, Identity(), [one for one in maps if isinstance(one, fx.Node)])  # type: ignore[union-attr]
-
-
-def named_maps(node: fx.Node) -> list[fx.Node]:
-    """The nodes among a node's named arguments."""
-    return [one for one in node.kwargs.values() if isinstance(one, fx.Node)]
 
 
 def _with(call: Any) -> Rule:

@@ -411,6 +411,23 @@ class Mirrored(nn.Module):
         return self.head(F.pad(y, (1, 0), "reflect")[:, :, 1:13].mean(1))
 
 
+class Resized(nn.Module):
+    """Maps made larger and smaller, by layers and functions."""
+
+    shape = (3, 9, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3), nn.Linear(16, 4)
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.one(x))
+        y = F.interpolate(y, scale_factor=(3, 2)) - F.interpolate(self.up(y), size=(15, 8), mode="bilinear")
+        y = F.interpolate(torch.tanh(self.two(y)), size=(x.shape[-2], 5))
+        return self.head(F.interpolate(y.flatten(2), scale_factor=0.4, mode="linear").mean(-1))
+
+
 LINE, PLANE, SHORT = (3, 12), (3, 9, 8), BothWays.shape
 NETS = {
     "linear": ((5,), lambda: maps(nn.Linear(5, 6), nn.Linear(6, 6, bias=False), wide=6)),
@@ -464,6 +481,17 @@ NETS = {
     "zero_pad": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.ZeroPad2d((1, 0, 2, 1)), nn.Conv2d(4, 2, 3, 2), wide=40)),
     "edges": (LINE, Edged),
     "mirrored_edges": (PLANE, Mirrored),
+    "resized": (PLANE, Resized),
+    "upsampled": (
+        LINE,
+        lambda: maps(nn.Conv1d(3, 4, 3, 2), nn.Upsample(scale_factor=3), nn.Upsample(20, mode="linear"), wide=80),
+    ),
+    "upsampled2d": (
+        PLANE,
+        lambda: maps(
+            nn.Conv2d(3, 2, 3, 3), nn.UpsamplingNearest2d(scale_factor=2), nn.UpsamplingBilinear2d((5, 7)), wide=70
+        ),
+    ),
     "padding_layers": (
         PLANE,
         lambda: maps(

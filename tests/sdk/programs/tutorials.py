@@ -310,7 +310,39 @@ class Inner(nn.Module):
         return torch.dropout(F.relu(self.fc(x)), 0.25, self.training)
 
 
+class UNet(nn.Module):
+    """Down and up again, each level beside what it was before; ``up`` says how it is made larger."""
+
+    def __init__(self, up: str) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Conv1d(n, 8, 3, padding=1) for n in (3, 8, 8))
+        self.four, self.five, self.pool = (
+            nn.Conv1d(16, 8, 3, padding=1),
+            nn.Conv1d(16, 8, 3, padding=1),
+            nn.MaxPool1d(2),
+        )
+        self.layer, self.up = nn.Upsample(scale_factor=2, mode="linear", align_corners=False), up
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Conv1d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = F.relu(self.norm(self.one(x)))
+        two = F.relu(self.two(self.pool(one)))
+        three = F.relu(self.three(self.pool(two)))
+        two = F.relu(self.four(torch.cat([self.larger(three, two), two], dim=1)))
+        return self.last(F.relu(self.five(torch.cat([self.larger(two, one), one], dim=1)))).mean(-1)
+
+    def larger(self, x: Tensor, like: Tensor) -> Tensor:
+        if self.up == "layer":
+            return self.layer(x)
+        if self.up == "size":
+            return F.interpolate(x, size=like.shape[2:], mode="linear", align_corners=True)
+        return F.interpolate(x, scale_factor=2, mode="nearest")
+
+
 NETS = {
+    "u-net": ((3, 12), lambda: UNet("times")),
+    "u-net by layers": ((3, 12), lambda: UNet("layer")),
+    "u-net by sizes": ((3, 14), lambda: UNet("size")),
     "dropout as functions": (IMAGE, Dropping),
     "attention by hand": ((9,), Scratch),
     "leftovers": ((3, 12), Leftovers),

@@ -22,6 +22,7 @@ from talaria.programs.layers.largest import largest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each, joined
+from talaria.programs.layers.resizing import resized
 from talaria.programs.layers.sequence import (
     averaged,
     closed,
@@ -421,6 +422,11 @@ def _adaptive_pool(kind: type[Module], rule: Rule) -> Call:
     return call
 
 
+def _interpolate(step: Step, layer: str, x: Map, *args: Any, **named: Any) -> tuple[Map, Pullback]:
+    rule: Rule = lambda step, layer, own, given: resized(step, layer, given[0], *args, **named)  # noqa: E731
+    return on_maps(rule)(step, layer, Module(), [x])
+
+
 def _activation(kind: type[Module]) -> Call:
     """A function, as the module of its arguments."""
 
@@ -462,6 +468,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), bounded),
     F.scaled_dot_product_attention: _attend,
     F.pad: padded,
+    F.interpolate: _interpolate,
     **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _max_pool(nn.MaxPool1d)),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _max_pool(nn.MaxPool2d)),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),

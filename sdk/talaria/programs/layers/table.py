@@ -24,6 +24,7 @@ from talaria.programs.layers import (
     plumbing,
     pooling,
     recurrent,
+    resizing,
     shares,
 )
 from talaria.programs.layers.base import Rule
@@ -51,6 +52,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.Dropout: plumbing.dropout,
     **dict.fromkeys((nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), plumbing.channel_dropout),
     **dict.fromkeys(padding.MODES, padding.of_module),
+    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), on_maps(resizing.upsample)),
 }
 """By the exact type of a module."""
 
@@ -68,7 +70,6 @@ MENDS: Mapping[type[Module], str] = {
 """What to use instead, where that is known."""
 FUNCTION_MENDS: Mapping[str, str] = {
     "scaled_dot_product_attention": "use nn.MultiheadAttention",
-    "interpolate": "use nn.ConvTranspose2d",
     "einsum": "use matmul, and sums of products",
 }
 """What to use instead of a function."""
