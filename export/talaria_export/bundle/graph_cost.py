@@ -343,6 +343,11 @@ def _gather_nd(node: Node, given: list[Value]) -> Found:
     return _one((*at[:-1], *x[beside + at[-1] :]))
 
 
+def _in_squares(node: Node, given: list[Value]) -> Found:
+    (batch, channels, high, wide), by = given[0].shape, node.attributes["blocksize"]
+    return _one((batch, channels // by**2, high * by, wide * by))
+
+
 def _slice(node: Node, given: list[Value]) -> Found:
     x = list(given[0].shape)
     starts, ends = _list(node, given, "starts", 1) or [], _list(node, given, "ends", 2) or []
@@ -504,6 +509,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     **_group(_unsqueeze, "Unsqueeze"),
     **_group(_gather, "Gather"),
     **_group(_gather_nd, "GatherND"),
+    **_group(_in_squares, "DepthToSpace"),
     **_group(_slice, "Slice"),
     **_group(_pad, "Pad"),
     **_group(_expand, "Expand"),

@@ -428,6 +428,21 @@ class Resized(nn.Module):
         return self.head(F.interpolate(y.flatten(2), scale_factor=0.4, mode="linear").mean(-1))
 
 
+class Strided(nn.Module):
+    """Some places of each dimension, and dimensions from their end to their beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(2, 6, 2), nn.Linear(7, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.one(x))
+        y = torch.cat([y[:, :, ::2, 1::2], y[..., 0::2, ::2].flip(2, 3)], 1)[:, ::2]
+        y = torch.tanh(self.two(F.pixel_shuffle(y[:, :, 1:], 2))).flatten(2)
+        y = torch.flip(y.transpose(1, 2), dims=(1, -1)) * y.transpose(1, 2).flip(1)[:, -1:]
+        return self.head(torch.cat([y[:, 3::4].mean(1), y[:, 1:2:3, -1]], 1))
+
+
 LINE, PLANE, SHORT = (3, 12), (3, 9, 8), BothWays.shape
 NETS = {
     "linear": ((5,), lambda: maps(nn.Linear(5, 6), nn.Linear(6, 6, bias=False), wide=6)),
@@ -482,6 +497,8 @@ NETS = {
     "edges": (LINE, Edged),
     "mirrored_edges": (PLANE, Mirrored),
     "resized": (PLANE, Resized),
+    "strided": (PLANE, Strided),
+    "shuffled": (PLANE, lambda: maps(nn.Conv2d(3, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 3, 3, 3), wide=48)),
     "upsampled": (
         LINE,
         lambda: maps(nn.Conv1d(3, 4, 3, 2), nn.Upsample(scale_factor=3), nn.Upsample(20, mode="linear"), wide=80),

@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,8 @@ DEEP = ("logits", "mean bn2", "mean conv3", "into head")
 
 
 def derivative(spec, only=None, taps=("logits",), **options):
-    graph = differentiate.graph_of(zoo.build(spec), zoo.head(spec), spec.input_shape, only, taps)
+    whole = partial(zoo.whole, spec)
+    graph = differentiate.graph_of(zoo.build(spec), zoo.head(spec), spec.input_shape, only, taps, whole=whole)
     return Vjp(graph, **options)
 
 
@@ -220,7 +222,7 @@ def test_a_derivative_is_a_small_file_that_says_what_comes_out(spec_of, program_
 TWICE = (
     "batch_norm", "conv2d_large", "depthwise", "max_pool_overlapping", "average_pool", "residual", "stochastic_depth",
     "layer_norm", "softmax", "attention_written", "gru_only", "ReLU6", "GELU", "Hardswish", "padded", "weighed",
-    "beside", "resized",
+    "beside", "resized", "strided",
 )  # fmt: skip
 
 

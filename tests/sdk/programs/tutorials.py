@@ -339,7 +339,34 @@ class UNet(nn.Module):
         return F.interpolate(x, scale_factor=2, mode="nearest")
 
 
+class Reversed(nn.Module):
+    """What comes and what has been, of which every second moment is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead, self.back = nn.Conv1d(3, 8, 3, padding=1), nn.Conv1d(3, 8, 3, padding=1)
+        self.gru, self.head = nn.GRU(16, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([F.relu(self.ahead(x)), F.relu(self.back(x.flip(-1))).flip(-1)], dim=1)
+        return self.head(self.gru(x[:, :, ::2].transpose(1, 2))[0][:, -1])
+
+
+class SubPixel(nn.Module):
+    """Channels that become places, and places read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.PixelShuffle(2), nn.Conv2d(2, 8, 3, 2))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.body(x)).mean((2, 3)))
+
+
 NETS = {
+    "reversed": ((3, 12), Reversed),
+    "sub-pixel": (IMAGE, SubPixel),
     "u-net": ((3, 12), lambda: UNet("times")),
     "u-net by layers": ((3, 12), lambda: UNet("layer")),
     "u-net by sizes": ((3, 14), lambda: UNet("size")),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from math import prod, sqrt
+from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import Module
@@ -17,12 +16,13 @@ from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
 from talaria.programs.layers import activation, plumbing, pooling
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
-from talaria.programs.layers.broadcast import both, bounded, cut, indexed, stretched, unsqueezed
+from talaria.programs.layers.broadcast import both, bounded, cut, flipped, indexed, stretched, unsqueezed
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each, joined
-from talaria.programs.layers.resizing import resized
+from talaria.programs.layers.products import attend, matmul
+from talaria.programs.layers.resizing import resized, shuffled
 from talaria.programs.layers.sequence import (
     averaged,
     closed,
@@ -232,69 +232,6 @@ def _divide(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
     return _multiply(step, layer, a, 1 / float(b))
 
 
-def _matmul(step: Step, layer: str, a: Map, b: Map) -> tuple[Map, Pullback]:
-    draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))
-    if len(left) != len(right) or len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
-        raise refused(layer, f"multiplies {left} by {right}", "multiply matrices of the same batch")
-    out = shaped(step, layer, [*left[:-1], right[-1]])
-    last = 1 + len(left)
-    swap = (*range(last - 2), last - 1, last - 2)
-    first, second = (opened(step, x.value, x) for x in (a, b))
-    y = filled(step, draft.op("MatMul", first, second), out)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        slope = opened(step, g, out)
-        da = closed(step, draft.op("MatMul", slope, draft.transpose(second, *swap)), a) if wanted[0] else None
-        db = closed(step, draft.op("MatMul", draft.transpose(first, *swap), slope), b) if wanted[-1] else None
-        return [da, db]
-
-    return y, back
-
-
-def _attend(
-    step: Step,
-    layer: str,
-    query: Map,
-    key: Map,
-    value: Map,
-    attn_mask: object = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> tuple[Map, Pullback]:
-    """Scaled products of (..., length, width); the mask is none, or the one that looks back."""
-    if attn_mask is not None or dropout_p:
-        raise refused(layer, "masks or drops attention weights", "leave out attn_mask and dropout_p")
-    draft = step.draft
-    wide = [step.known(one) for one in sizes(query)]
-    last = 1 + len(wide)
-    swap = (*range(last - 2), last - 1, last - 2)
-    if len(wide) < 2 or any(step.known(sizes(x)[-1]) != wide[-1] for x in (key,)):
-        raise refused(layer, f"attends over {wide}", "give (batch, ..., length, width)")
-    factor = draft.constant(1 / sqrt(wide[-1]) if scale is None else scale)
-    q, k, v = (opened(step, x.value, x) for x in (query, key, value))
-    scaled = draft.op("Mul", q, factor)
-    products = draft.op("MatMul", scaled, draft.transpose(k, *swap))
-    if is_causal:
-        later = np.triu(np.full((wide[-2], step.known(sizes(key)[-2])), -np.inf), 1)
-        products = draft.op("Add", products, draft.constant(later))
-    share = draft.op("Softmax", products, axis=last - 1)
-    out = shaped(step, layer, [*wide[:-1], step.known(sizes(value)[-1])])
-    mixed = draft.op("MatMul", share, v)
-    y = filled(step, mixed, out)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        slope = opened(step, g, out)
-        met = draft.sum(draft.op("Mul", slope, mixed), last - 1, keep=True)
-        scores = draft.op("Mul", share, draft.op("Sub", draft.op("MatMul", slope, draft.transpose(v, *swap)), met))
-        dq = draft.op("Mul", draft.op("MatMul", scores, k), factor)
-        dk = draft.op("MatMul", draft.transpose(scores, *swap), scaled)
-        dv = draft.op("MatMul", draft.transpose(share, *swap), slope)
-        return [closed(step, one, x) for one, x in ((dq, query), (dk, key), (dv, value))]
-
-    return y, back
-
-
 def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pullback]:
     """One of ``many`` equal parts of the channels at the end."""
     draft, wide = step.draft, step.known(sizes(x)[-1])
@@ -422,9 +359,14 @@ def _adaptive_pool(kind: type[Module], rule: Rule) -> Call:
     return call
 
 
-def _interpolate(step: Step, layer: str, x: Map, *args: Any, **named: Any) -> tuple[Map, Pullback]:
-    rule: Rule = lambda step, layer, own, given: resized(step, layer, given[0], *args, **named)  # noqa: E731
-    return on_maps(rule)(step, layer, Module(), [x])
+def _of_maps(call: Call) -> Call:
+    """A function of maps with their channels first, whatever it is given."""
+
+    def converted(step: Step, layer: str, x: Map, *args: Any, **named: Any) -> tuple[Map, Pullback]:
+        rule: Rule = lambda step, layer, own, given: call(step, layer, given[0], *args, **named)  # noqa: E731
+        return on_maps(rule)(step, layer, Module(), [x])
+
+    return converted
 
 
 def _activation(kind: type[Module]) -> Call:
@@ -461,14 +403,16 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.truediv, torch.div, "div"), _divide),
     **dict.fromkeys((torch.softmax, F.softmax, "softmax"), softmax),
     **dict.fromkeys((torch.log_softmax, F.log_softmax, "log_softmax"), log_softmax),
-    **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), _matmul),
+    **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), matmul),
     operator.getitem: _item,
+    **dict.fromkeys((torch.flip, "flip"), flipped),
     **dict.fromkeys((torch.sum, "sum"), _sum),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), bounded),
-    F.scaled_dot_product_attention: _attend,
+    F.scaled_dot_product_attention: attend,
     F.pad: padded,
-    F.interpolate: _interpolate,
+    F.interpolate: _of_maps(resized),
+    F.pixel_shuffle: _of_maps(shuffled),
     **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _max_pool(nn.MaxPool1d)),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _max_pool(nn.MaxPool2d)),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),

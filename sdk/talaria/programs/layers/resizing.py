@@ -28,6 +28,11 @@ def upsample(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
     return resized(step, layer, x, own.size, own.scale_factor, own.mode, own.align_corners, own.recompute_scale_factor)
 
 
+def shuffle(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
+    """As torch.nn.PixelShuffle."""
+    return shuffled(step, layer, given[0], cast(Any, module).upscale_factor)
+
+
 def resized(
     step: Step,
     layer: str,
@@ -89,3 +94,24 @@ def _repeated(step: Step, x: Map, wanted: tuple[int, ...]) -> tuple[Map, Pullbac
         return [draft.op("Mul", mean, draft.number(float(prod(times)), 2 + len(times)))]
 
     return y, back
+
+
+def shuffled(step: Step, layer: str, x: Map, upscale_factor: int) -> tuple[Map, Pullback]:
+    """As torch.nn.functional.pixel_shuffle: of every so many channels one, whose places stand in squares."""
+    draft, by, wide = step.draft, upscale_factor, step.held(x.channels)
+    if len(x.space) != 2 or not isinstance(wide, int) or wide % by**2:
+        what = f"puts {wide} channels over maps of {x.space}, {by} by {by}"
+        raise refused(layer, what, "give maps of two dimensions, and whole squares of channels that no mask takes")
+    many, (high, across) = wide // by**2, x.space
+    first = (0, many) if step.looks else (many,)  # the batch stands before the channels, or behind them
+    apart = (*first, by, by, *(() if step.looks else (-1,)), high, across)
+    order = (0, 1, 4, 2, 5, 3) if step.looks else (0, 3, 4, 1, 5, 2)
+    y = draft.transpose(draft.reshape(x.value, *apart), *order)
+    out = Map(draft.reshape(y, 0, 0, high * by, across * by), many, (high * by, across * by))
+
+    def back(g: str, _: Sequence[bool]) -> Sequence[str | None]:
+        squares = draft.reshape(g, 0, 0, high, by, across, by)
+        turned = draft.transpose(squares, *(order.index(i) for i in range(6)))
+        return [draft.reshape(turned, wide, -1, high, across)]
+
+    return out, back

@@ -53,6 +53,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     **dict.fromkeys((nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), plumbing.channel_dropout),
     **dict.fromkeys(padding.MODES, padding.of_module),
     **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), on_maps(resizing.upsample)),
+    nn.PixelShuffle: on_maps(resizing.shuffle),
 }
 """By the exact type of a module."""
 

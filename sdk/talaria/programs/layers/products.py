@@ -1,0 +1,74 @@
+"""Products of maps: of matrices, and attention as a function of queries, keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+
+import numpy as np
+
+from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
+
+
+def matmul(step: Step, layer: str, a: Map, b: Map) -> tuple[Map, Pullback]:
+    draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))
+    if len(left) != len(right) or len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
+        raise refused(layer, f"multiplies {left} by {right}", "multiply matrices of the same batch")
+    out = shaped(step, layer, [*left[:-1], right[-1]])
+    last = 1 + len(left)
+    swap = (*range(last - 2), last - 1, last - 2)
+    first, second = (opened(step, x.value, x) for x in (a, b))
+    y = filled(step, draft.op("MatMul", first, second), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slope = opened(step, g, out)
+        da = closed(step, draft.op("MatMul", slope, draft.transpose(second, *swap)), a) if wanted[0] else None
+        db = closed(step, draft.op("MatMul", draft.transpose(first, *swap), slope), b) if wanted[-1] else None
+        return [da, db]
+
+    return y, back
+
+
+def attend(
+    step: Step,
+    layer: str,
+    query: Map,
+    key: Map,
+    value: Map,
+    attn_mask: object = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+) -> tuple[Map, Pullback]:
+    """Scaled products of (..., length, width); the mask is none, or the one that looks back."""
+    if attn_mask is not None or dropout_p:
+        raise refused(layer, "masks or drops attention weights", "leave out attn_mask and dropout_p")
+    draft = step.draft
+    wide = [step.known(one) for one in sizes(query)]
+    last = 1 + len(wide)
+    swap = (*range(last - 2), last - 1, last - 2)
+    if len(wide) < 2 or any(step.known(sizes(x)[-1]) != wide[-1] for x in (key,)):
+        raise refused(layer, f"attends over {wide}", "give (batch, ..., length, width)")
+    factor = draft.constant(1 / sqrt(wide[-1]) if scale is None else scale)
+    q, k, v = (opened(step, x.value, x) for x in (query, key, value))
+    scaled = draft.op("Mul", q, factor)
+    products = draft.op("MatMul", scaled, draft.transpose(k, *swap))
+    if is_causal:
+        later = np.triu(np.full((wide[-2], step.known(sizes(key)[-2])), -np.inf), 1)
+        products = draft.op("Add", products, draft.constant(later))
+    share = draft.op("Softmax", products, axis=last - 1)
+    out = shaped(step, layer, [*wide[:-1], step.known(sizes(value)[-1])])
+    mixed = draft.op("MatMul", share, v)
+    y = filled(step, mixed, out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slope = opened(step, g, out)
+        met = draft.sum(draft.op("Mul", slope, mixed), last - 1, keep=True)
+        scores = draft.op("Mul", share, draft.op("Sub", draft.op("MatMul", slope, draft.transpose(v, *swap)), met))
+        dq = draft.op("Mul", draft.op("MatMul", scores, k), factor)
+        dk = draft.op("MatMul", draft.transpose(scores, *swap), scaled)
+        dv = draft.op("MatMul", draft.transpose(share, *swap), slope)
+        return [closed(step, one, x) for one, x in ((dq, query), (dk, key), (dv, value))]
+
+    return y, back
