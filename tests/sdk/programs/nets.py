@@ -600,10 +600,13 @@ NETS = {
     "lstm_both_pieces": (SHORT, lambda: BothWays(nn.LSTM, "pieces", num_layers=2, bias=False)),
     "lstm_both_pair": (SHORT, lambda: BothWays(nn.LSTM, "pair")),
     "lstm_both_parts": (SHORT, lambda: BothWays(nn.LSTM, "parts")),
+    "rnn_both_all": (SHORT, lambda: BothWays(nn.RNN, "all", num_layers=2)),
+    "rnn_both_out": (SHORT, lambda: BothWays(nn.RNN, "out", num_layers=2, bias=False, nonlinearity="relu")),
     "one_moment": ((3, 1), lambda: BothWays(nn.LSTM, "all")),
     "adapted_both_gru": (SHORT, lambda: adapted(BothWays(nn.GRU, "out", num_layers=2), "rnn")),
     "dropout_in_gru": (SHORT, lambda: adapted(BothWays(nn.GRU, "all", num_layers=2, dropout=0.3), "rnn")),
     "dropout_in_lstm": (SHORT, lambda: BothWays(nn.LSTM, "ends", num_layers=3, bias=False, dropout=0.3)),
+    "dropout_in_rnn": (SHORT, lambda: adapted(BothWays(nn.RNN, "ends", num_layers=2, dropout=0.3), "rnn")),
     "adapted_both_lstm": (SHORT, lambda: adapted(BothWays(nn.LSTM, "ends", bias=False), "rnn")),
     **{
         type(layer).__name__: (LINE, lambda layer=layer: maps(nn.Conv1d(3, 4, 1), layer, wide=48))

@@ -119,6 +119,7 @@ def _encoder():
         (lambda: _wide(nets.Long("state", 2)), ["lstm"]),
         (lambda: nets.BothWays(nn.GRU, "all", 16, num_layers=2), ["rnn"]),
         (lambda: nets.BothWays(nn.LSTM, "out", 16), ["rnn"]),
+        (lambda: nets.BothWays(nn.RNN, "mean", 16, num_layers=2, nonlinearity="relu"), ["rnn"]),
         (lambda: nets.adapted(nets.BothWays(nn.GRU, "ends", 16, num_layers=2), "rnn"), ["rnn.base"]),
     ],
 )
@@ -299,7 +300,7 @@ def late(x):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: nets.maps(first(), nn.RNN(12, 4), wide=12), "'1' is a RNN"),
+        (lambda: nets.maps(first(), nn.GRUCell(12, 4), wide=12), "'1' is a GRUCell.* use GRU over the whole"),
         (Projected, "proj_size=2"),
         (lambda: nets.maps(first(), nn.Softshrink(), wide=36), "'1' is a Softshrink"),
         (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 3, dilation=2), wide=48), "dilation"),

@@ -94,7 +94,7 @@ class Viewed(nn.Module):
 class Recurrent(nn.Module):
     """A convolution, a recurrent layer that is given zeros to begin with, and its last output."""
 
-    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
         self.hidden, self.layers = 8, 1
         self.conv, self.recurrent = nn.Conv1d(3, 6, 3, padding=1), kind(6, self.hidden, self.layers, batch_first=True)
@@ -103,7 +103,7 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool1d(F.relu(self.conv(x)), 2).permute(0, 2, 1)
         h0 = torch.zeros(self.layers, x.size(0), self.hidden).to(x.device)
-        if isinstance(self.recurrent, nn.GRU):
+        if not isinstance(self.recurrent, nn.LSTM):
             out, _ = self.recurrent(x, h0)
         else:
             c0 = torch.zeros(self.layers, len(x), self.hidden, device=x.device)
@@ -382,6 +382,7 @@ NETS = {
     "places looked up": ((9,), lambda: Text("for all")),
     "places looked up for each": ((9,), lambda: Text("for each")),
     "lstm from zeros": ((3, 12), lambda: Recurrent(nn.LSTM)),
+    "rnn from zeros": ((3, 12), lambda: Recurrent(nn.RNN)),
     "gru from zeros": ((3, 12), lambda: Recurrent(nn.GRU)),
     "vit with torch's own dropout": (IMAGE, lambda: ViT("sizes", dropout=0.1)),
     "lenet": (IMAGE, LeNet),

@@ -59,13 +59,15 @@ LAYERS: Mapping[type[Module], Rule] = {
 
 PARTS: Mapping[type[Module], Mapping[str, Rule]] = {nn.MultiheadAttention: {"0": on_rows(attention.attention)}}
 """By the exact type of a module that gives several values: the rules of those that are known."""
-RECURRENT = (nn.GRU, nn.LSTM)
+RECURRENT = tuple(recurrent.CELLS)
 """Modules that give states."""
 
 
 MENDS: Mapping[type[Module], str] = {
     nn.EmbeddingBag: "use Embedding, and a mean over the length",
-    nn.RNN: "use GRU",
+    nn.RNNCell: "use RNN over the whole sequence",
+    nn.GRUCell: "use GRU over the whole sequence",
+    nn.LSTMCell: "use LSTM over the whole sequence",
     nn.Transformer: "use TransformerEncoder",
 }
 """What to use instead, where that is known."""
@@ -136,13 +138,13 @@ def parts_of(module: Module) -> Mapping[str, Rule] | None:
 
 
 def recurrent_of(module: Module) -> RNNBase | None:
-    """The GRU or LSTM that a module is, with or without adapters inside; None of any other."""
+    """The RNN, GRU or LSTM that a module is, with or without adapters inside; None of any other."""
     base = base_of(module)
     return base if isinstance(base, RNNBase) and type(base) in RECURRENT else None
 
 
 def states_in(form: recurrent.Form) -> Rule:
-    """The rule that gives the states of a GRU or an LSTM in a ``form``."""
+    """The rule that gives the states of a recurrent layer in a ``form``."""
     return on_rows(partial(recurrent.states, form=form))
 
 
