@@ -141,10 +141,19 @@ class AlwaysDropping(nn.Module):
         return self.two(nn.functional.dropout(self.one(x), 0.5))  # type: ignore[no-any-return]
 
 
-def test_dropout_that_evaluation_does_not_stop_is_refused() -> None:
+class AlwaysForgetting(AlwaysDropping):
+    """The same of the weights of attention."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.one(x).unsqueeze(1)
+        return self.two(nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5).squeeze(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("net", [AlwaysDropping, AlwaysForgetting])
+def test_dropout_that_evaluation_does_not_stop_is_refused(net: type[nn.Module]) -> None:
     said = "it drops values when it is evaluated too.* write F.dropout\\(x, p, training=self.training\\)"
     with pytest.raises(ModelError, match=said):
-        talaria.simulate("fedper", load("mypkg.sets:rings"), AlwaysDropping(), rounds=1)
+        talaria.simulate("fedper", load("mypkg.sets:rings"), net(), rounds=1)
 
 
 @pytest.mark.parametrize(

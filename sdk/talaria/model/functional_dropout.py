@@ -2,7 +2,8 @@
 without torch has no other.
 
 ``F.dropout(x, p, training=self.training)`` in the pass of a module becomes the first of its layers ``dropout_call_0``,
-``dropout_call_1``, ... in the order of the calls. What torch's own modules call inside stays as it is.
+``dropout_call_1``, ... in the order of the calls, and so do the weights of ``F.scaled_dot_product_attention`` that its
+``dropout_p`` takes away. What torch's own modules call inside stays as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial, wraps
 from itertools import count
+from math import inf, sqrt
 from typing import Any
 
 import torch
@@ -126,9 +128,35 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = KINDS.get(func)
-        if kind is None or _of_torch():
+        attends = func is F.scaled_dot_product_attention
+        if (kind is None and not attends) or _of_torch():
             return func(*args, **(kwargs or {}))
+        if kind is None:
+            return _attended(self._do, *args, **(kwargs or {}))
         return self._do(kind, *_given(*args, **(kwargs or {})))
+
+
+def _attended(
+    do: Callable[[type[Module], float, Tensor, bool], Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Any:
+    """Attention by plain products, whose weights are at hand where some of them fall away."""
+    if not dropout_p or more.get("enable_gqa"):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
+    scale = more.get("scale") or 1 / sqrt(query.shape[-1])
+    met = (query * scale) @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if attn_mask is not None:
+        bool_mask = attn_mask.dtype == torch.bool
+        met = met.masked_fill(attn_mask.logical_not(), -inf) if bool_mask else met + attn_mask
+    return do(nn.Dropout, dropout_p, torch.softmax(met, -1), True) @ value
 
 
 def _given(

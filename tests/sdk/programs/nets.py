@@ -210,6 +210,44 @@ class Hiding(Attending):
         return self.head(self.conv((x - y).transpose(1, 2)).mean(-1))
 
 
+class Biased(Attending):
+    """The same where what is hidden, or added to the scores, is the same for each sample; ``how`` says as what."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.near = how, nn.Parameter(torch.randn(12, 12)) if how == "learned" else None
+        self.register_buffer("past", torch.ones(20, 20).triu(1).bool(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, n = self.embed(x.transpose(1, 2)), x.size(2)
+        masks = {"learned": self.near, "hidden": self.past[:n, :n]}
+        mask = masks.get(self.how, nn.Transformer.generate_square_subsequent_mask(n, device=x.device))
+        y, _ = self.attention(x, x, x, attn_mask=mask, need_weights=False)
+        return self.head(self.conv((x - y).transpose(1, 2)).mean(-1))
+
+
+class Seeing(nn.Module):
+    """Attention by functions, under masks of the sample and masks that are the same for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.head = nn.Linear(3, 24), nn.Linear(8, 4)
+        self.near, self.wide = nn.Parameter(torch.randn(2, 12, 12)), nn.Parameter(torch.rand(2, 1, 1) + 1)
+        self.register_buffer("past", torch.tril(torch.ones(1, 1, 20, 20)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen, n = (x[:, 0] > -1)[:, None, None, :], x.size(-1)
+        q, k, v = self.all(x.transpose(1, 2)).view(-1, n, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        y = F.scaled_dot_product_attention(q, k, y, self.near)
+        y = F.scaled_dot_product_attention(q, y, v, attn_mask=self.past[0, :, :n, :n].bool(), dropout_p=0.0)
+        met = q @ k.transpose(-2, -1)
+        y = y + met.masked_fill(self.past[:, :, :n, :n] == 0, float("-inf")).softmax(-1) @ v
+        y = y + torch.where(self.past[0, 0, :n, :n] > 0, met - self.near, torch.finfo(met.dtype).min).softmax(-1) @ v
+        y = y + torch.where(torch.eye(n, device=x.device) == 1, -1e9, met / self.wide).softmax(-1) @ v
+        return self.head(y.transpose(1, 2).reshape(-1, n, 8).mean(1))
+
+
 class Padded(nn.Module):
     """A recording in two channels beside its padding mask: what that hides counts in no mean."""
 
@@ -572,6 +610,8 @@ NETS = {
     **{f"attention_{how}": (LINE, lambda how=how: Written(how)) for how in ("places", "unbound", "split")},
     "attention_fused": (LINE, lambda: Written("fused")),
     "attention_causal": (LINE, lambda: Written("causal")),
+    **{f"attention_{how}": (LINE, lambda how=how: Biased(how)) for how in ("learned", "hidden", "ahead")},
+    "attention_seen": (LINE, Seeing),
     "padded_attention": ((9,), lambda: Texts(dropout=0.0)),
     "dropout_in_padded_attention": ((9,), Texts),
     "dropout_in_adapted_attention": ((9,), lambda: adapted(Texts(), "encoder.layers.*.self_attn")),

@@ -105,6 +105,8 @@ def _encoder():
         (lambda: _sloped(nn.PReLU(16), nn.PReLU()), ["0", "2"]),
         (nets.Attending, ["attention", "conv"]),
         (nets.Hiding, ["attention", "conv"]),
+        (lambda: nets.Biased("learned"), ["attention", "conv"]),
+        (lambda: nets.Biased("hidden"), ["attention", "conv"]),
         (lambda: nets.adapted(nets.Hiding(), "attention"), ["attention.base", "conv"]),
         (lambda: nets.adapted(_wide(nets.Recurrent("mean", 2)), "gru"), ["gru.base", "conv"]),
         (nets.Beside, ["one", "two"]),
@@ -236,8 +238,22 @@ class Cross(nn.Module):
 
 
 class Masked(Cross):
+    def __init__(self, mask=None) -> None:
+        super().__init__()
+        self.mask = mask
+
     def forward(self, x):
-        return self.attention(x, x, x, attn_mask=x)[0]
+        return self.attention(x, x, x, attn_mask=x if self.mask is None else self.mask)[0]
+
+
+class Tabled(nn.Module):
+    def __init__(self, do) -> None:
+        super().__init__()
+        self.first, self.head, self.do = first(), nn.Linear(36, 4), do
+        self.register_buffer("table", torch.ones(3, 12))
+
+    def forward(self, x):
+        return self.head(self.do(self.first(x), self.table).flatten(1))
 
 
 class Hidden(Cross):
@@ -252,11 +268,6 @@ class Projected(nn.Module):
 
     def forward(self, x):
         return self.head(self.lstm(x)[0][:, -1])
-
-
-class Dropping(nn.Module):
-    def forward(self, x):
-        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
 
 class Gru(nn.Module):
@@ -325,9 +336,15 @@ def late(x):
         (lambda: Odd(lambda x: x.to(torch.float64)), "float64"),
         (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
         (lambda: nets.maps(nn.Linear(12, 4), Cross(), wide=12), "from one sequence to another"),
-        (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask"),
+        (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask that is made of the sample"),
+        (lambda: nets.maps(nn.Linear(12, 4), Masked(torch.zeros(2, 3, 3)), wide=12), "each sample"),
+        (lambda: Odd(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, x)), "no comparison"),
+        (lambda: Odd(lambda x: torch.ones(12) - x), "the map times -1"),
+        (lambda: Odd(lambda x: x + torch.ones(12).cumsum(0).sqrt() - torch.ones(5)), "subtracts a tensor"),
+        (lambda: Odd(lambda x: x.masked_fill(torch.ones(5) > 0, 0.0)), "hides by a tensor"),
+        (lambda: Odd(lambda x: torch.where(x > 0, x, -x)), "among two maps"),
+        (lambda: Tabled(lambda x, table: x + table.sum(0)), "calls sum of a parameter or a table"),
         (lambda: nets.maps(nn.Linear(12, 4), Hidden(), wide=12), "no comparison"),
-        (lambda: nets.maps(nn.Linear(12, 4), Dropping(), wide=12), "drops"),
         (lambda: Gru(take=1, bidirectional=True), r"gives several values, .* h\[-2\] and h\[-1\]"),
         (lambda: nets.Lower(nn.GRU), r"takes \(0,\).* h\[-1\]"),
         (lambda: nets.Lower(nn.LSTM), "its cells"),

@@ -364,7 +364,77 @@ class SubPixel(nn.Module):
         return self.head(F.relu(self.body(x)).mean((2, 3)))
 
 
+class GPT(nn.Module):
+    """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Linear(3, 8), nn.Parameter(torch.randn(1, 20, 8) * 0.02)
+        self.blocks, self.norm, self.head = (
+            nn.ModuleList(Block(how) for _ in range(2)),
+            nn.LayerNorm(8),
+            nn.Linear(8, 4),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(1, 2)
+        x = self.embed(x) + self.places[:, : x.size(1)]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, -1])
+
+
+class Block(nn.Module):
+    """One block of it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.before, self.between, self.all, self.out = (
+            nn.LayerNorm(8),
+            nn.LayerNorm(8),
+            nn.Linear(8, 24),
+            nn.Linear(8, 8),
+        )
+        self.feed, self.dropped, self.dropout, self.how = nn.Linear(8, 8), nn.Dropout(0.1), 0.1, how
+        self.register_buffer("bias", torch.tril(torch.ones(20, 20)).view(1, 1, 20, 20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = self.all(self.before(x)).split(C, dim=2)
+        q, k, v = (one.view(B, T, 2, C // 2).transpose(1, 2) for one in (q, k, v))
+        if self.how == "by hand":
+            met = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+            met = met.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+            y = self.dropped(F.softmax(met, dim=-1)) @ v
+        else:
+            share, mask = self.dropout if self.training else 0, None
+            if self.how == "masked":
+                mask = torch.triu(torch.ones(T, T, device=x.device) * float("-inf"), diagonal=1)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=share, is_causal=mask is None)
+        x = x + self.out(y.transpose(1, 2).contiguous().view(B, T, C))
+        return x + F.gelu(self.feed(self.between(x)))
+
+
+class LooksBack(nn.Module):
+    """torch's own encoder under a mask that hides what comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embed, self.fc = nn.Linear(3, 8), nn.Linear(8, 4)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.transpose(1, 2))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.size(1), device=x.device)
+        return self.fc(self.encoder(x, mask=mask, is_causal=True)[:, -1])
+
+
 NETS = {
+    "gpt by hand": ((3, 12), lambda: GPT("by hand")),
+    "gpt": ((3, 12), lambda: GPT("by function")),
+    "gpt under a mask": ((3, 12), lambda: GPT("masked")),
+    "looks back": ((3, 12), LooksBack),
     "reversed": ((3, 12), Reversed),
     "sub-pixel": (IMAGE, SubPixel),
     "u-net": ((3, 12), lambda: UNet("times")),

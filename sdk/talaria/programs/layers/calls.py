@@ -137,9 +137,25 @@ def _repeat(step: Step, layer: str, x: Map | Weight, *times: Any) -> tuple[Map, 
     return _expand(step, layer, x, first, *(own if n == 1 else n for own, n in zip(held[1:], many[1:], strict=True)))
 
 
-def turned_weight(name: str, weight: Weight, args: Sequence[Any], named: Mapping[str, Any]) -> Weight | None:
+_COMPARED: Mapping[str, tuple[str, bool]] = {
+    "eq": ("Equal", False),
+    "ne": ("Equal", True),
+    "gt": ("Greater", False),
+    "lt": ("Less", False),
+    "ge": ("Less", True),
+    "le": ("Greater", True),
+}
+"""The operator of a comparison, and whether what it says is turned round."""
+
+
+def turned_weight(
+    name: str, weight: Weight, args: Sequence[Any], named: Mapping[str, Any]
+) -> Weight | torch.Tensor | None:
     """A parameter after a call that gives another form of it, or None for another call. Raises as torch does."""
     like = torch.empty(weight.shape, device="meta")
+    if (name in _COMPARED or name == "bool") and not weight.trains:  # a table says once and for all where it is so
+        found: torch.Tensor = getattr(weight.now, name)(*args, **named)
+        return found
     if name in ("to", "contiguous", "float", "type_as", "clone"):
         return weight if weight.tensor.is_floating_point() and torch.float64 not in args else None
     if name == "getitem":
@@ -202,6 +218,10 @@ def _beside_weight(step: Step, layer: str, kind: str, a: Any, b: Any) -> tuple[M
 
 def _subtract(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
     draft = step.draft
+    if isinstance(a, Map) and isinstance(b, Weight):
+        return joined(step, layer, "Sub", a, b)
+    if isinstance(a, Weight):
+        raise refused(layer, "takes a map from a parameter", "add the map times -1")
     if isinstance(a, Map) and not isinstance(b, Map):
         return _add(step, layer, a, -float(b))
     if isinstance(a, Map) and isinstance(b, Map):
@@ -227,8 +247,10 @@ def _multiply(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
 def _divide(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
     if isinstance(a, Map) and isinstance(b, Map):
         return both(step, layer, "Div", a, b)
+    if isinstance(a, Map) and isinstance(b, Weight):
+        return joined(step, layer, "Div", a, b)
     if not isinstance(a, Map):
-        raise refused(layer, "divides a number by a map", "multiply by what is wanted, or divide two maps")
+        raise refused(layer, "divides what is no map by a map", "multiply by what is wanted, or divide two maps")
     return _multiply(step, layer, a, 1 / float(b))
 
 
@@ -433,11 +455,12 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     "float": _float,
     **dict.fromkeys(("long", "int"), _whole),
     **dict.fromkeys(("to", "type"), _to),
-    **dict.fromkeys((operator.eq, torch.eq, "eq"), _compared("Equal", False)),
-    **dict.fromkeys((operator.ne, torch.ne, "ne"), _compared("Equal", True)),
-    **dict.fromkeys((operator.gt, torch.gt, "gt"), _compared("Greater", False)),
-    **dict.fromkeys((operator.lt, torch.lt, "lt"), _compared("Less", False)),
-    **dict.fromkeys((operator.ge, torch.ge, "ge"), _compared("Less", True)),
-    **dict.fromkeys((operator.le, torch.le, "le"), _compared("Greater", True)),
+    **{
+        call: _compared(*how)
+        for name, how in _COMPARED.items()
+        for call in (getattr(operator, name), getattr(torch, name), name)
+    },
 }
 """By the function, or the name of a tensor's method."""
+OF_WEIGHTS = (_add, _subtract, _multiply, _divide, _expand, _expand_as, _repeat, masked_fill, where, attend)
+"""Calls that take parameters and tables, too."""

@@ -21,7 +21,8 @@ class Weight:
     """A tensor of the model by its state-dict key: ``name`` of the module ``owner``, which is called ``layer``.
 
     ``turns`` is what the forward pass did to it before it met a map: each a kind (``index``, ``reshape`` or
-    ``permute``) and what Tensor's method takes. What is no parameter, and no buffer of the state, stands in the file.
+    ``permute``) and what Tensor's method takes. What is no parameter, and no float buffer of the state, stands in the
+    file.
     """
 
     layer: str
@@ -45,6 +46,19 @@ class Weight:
         """Whether it is a parameter that is trained."""
         return self.tensor.requires_grad
 
+    @property
+    def is_mask(self) -> bool:
+        """Whether it says where something is so."""
+        return self.tensor.dtype == torch.bool
+
+    @property
+    def now(self) -> Tensor:
+        """The tensor as it is read and stands in the module."""
+        found = self.tensor.detach()
+        for kind, how in self.turns:
+            found = _turned(found, kind, how)
+        return found
+
     def turned(self, kind: str, how: Any) -> Weight:
         """This one with one more turn. Raises what torch raises where the turn does not fit."""
         out = replace(self, turns=(*self.turns, (kind, how)))
@@ -52,9 +66,9 @@ class Weight:
         return out
 
     def value(self, step: Step) -> str:
-        """The value that is read."""
+        """The value that is read; a mask is 1 or 0."""
         draft, whole = step.draft, self.tensor
-        kind = str(whole.dtype).removeprefix("torch.")
+        kind = "float32" if whole.dtype == torch.bool else str(whole.dtype).removeprefix("torch.")
         if key("", self.name) in self.owner.state_dict():
             value = step.weight(self.layer, self.name, whole, whole.shape, kind)
             assert value is not None
@@ -96,9 +110,18 @@ class Weight:
         return found
 
     def _after(self, kind: str, how: Any, shape: Sequence[int]) -> tuple[int, ...]:
-        like = torch.empty(tuple(shape), device="meta")
-        made = like[how] if kind == "index" else like.permute(how) if kind == "permute" else like.reshape(how)
-        return tuple(made.shape)
+        return tuple(_turned(torch.empty(tuple(shape), device="meta"), kind, how).shape)
+
+
+def _turned(tensor: Tensor, kind: str, how: Any) -> Tensor:
+    return tensor[how] if kind == "index" else tensor.permute(how) if kind == "permute" else tensor.reshape(how)
+
+
+def fixed(tensor: Tensor) -> Weight:
+    """A tensor that no state has: it stands in the file."""
+    owner = Module()
+    owner.register_buffer("value", tensor.contiguous(), persistent=False)
+    return Weight("", "value", owner)
 
 
 @dataclass(frozen=True)
@@ -143,24 +166,39 @@ def _put_back(draft: Draft, g: str, index: Any, shape: Sequence[int]) -> str:
 
 
 def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[Map, Pullback]:
-    """x plus, or times, what is the same for each sample (``kind`` Add or Mul)."""
+    """x plus, less, times or by what is the same for each sample (``kind`` Add, Sub, Mul or Div)."""
     draft, shape, wide = step.draft, weight.shape, [step.known(one) for one in sizes(x)]
-    behind = shape[1:] if len(shape) == 1 + len(wide) and shape[0] == 1 else shape
-    if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
-        what = "adds" if kind == "Add" else "multiplies"
-        raise refused(layer, f"{what} a tensor of {shape} to maps of {wide}", "give it the map's sizes")
+    require_met(layer, weight, wide, _DOES[kind])
     value, whole = weight.value(step), opened(step, x.value, x)
-    y = filled(step, draft.op(kind, whole, value), x)
+    made = draft.op(kind, whole, value)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         slope = opened(step, g, x)
-        weight.train(step, _each(step, slope if kind == "Add" else draft.op("Mul", slope, whole), shape, len(wide)))
-        return [g if kind == "Add" else closed(step, draft.op("Mul", slope, value), x)]
+        towards = slope if kind in ("Add", "Sub") else draft.op(kind, slope, value)
+        if kind in ("Add", "Sub"):
+            own = slope if kind == "Add" else draft.op("Neg", slope)
+        elif kind == "Mul":
+            own = draft.op("Mul", slope, whole)
+        else:
+            own = draft.op("Neg", draft.op("Mul", towards, made))
+        weight.train(step, each(step, own, shape, len(wide)))
+        return [g if towards == slope else closed(step, towards, x)]
 
-    return y, no_way_back if step.looks else back
+    return filled(step, made, x), no_way_back if step.looks else back
 
 
-def _each(step: Step, slope: str, shape: Sequence[int], rank: int) -> str:
+_DOES = {"Add": "adds", "Sub": "subtracts", "Mul": "multiplies", "Div": "divides"}
+
+
+def require_met(layer: str, weight: Weight, wide: Sequence[int], does: str) -> None:
+    """Refuse a tensor that is not stretched to the sizes ``wide`` behind the batch."""
+    shape = weight.shape
+    behind = shape[1:] if len(shape) == 1 + len(wide) and shape[0] == 1 else shape
+    if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
+        raise refused(layer, f"{does} a tensor of {shape} to maps of {list(wide)}", "give it the map's sizes")
+
+
+def each(step: Step, slope: str, shape: Sequence[int], rank: int) -> str:
     """The sum of a slope (batch, ...) over all that a tensor of this shape was stretched to."""
     draft, own = step.draft, (1,) * (1 + rank - len(shape)) + tuple(shape)
     over = [i for i, size in enumerate(own) if size == 1]
@@ -183,7 +221,7 @@ def for_each(step: Step, layer: str, weight: Weight, behind: Sequence[int]) -> t
     y = filled(step, draft.op("Expand", weight.value(step), whole), out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        weight.train(step, _each(step, opened(step, g, out), weight.shape, len(behind)))
+        weight.train(step, each(step, opened(step, g, out), weight.shape, len(behind)))
         return []
 
     return y, no_way_back if step.looks else back

@@ -8,6 +8,8 @@ from math import sqrt
 import numpy as np
 
 from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.masking import hidden
+from talaria.programs.layers.parameters import Weight, each, require_met
 from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
 
 
@@ -36,15 +38,15 @@ def attend(
     query: Map,
     key: Map,
     value: Map,
-    attn_mask: object = None,
+    attn_mask: Map | Weight | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Map, Pullback]:
-    """Scaled products of (..., length, width); the mask is none, or the one that looks back."""
-    if attn_mask is not None or dropout_p:
-        raise refused(layer, "masks or drops attention weights", "leave out attn_mask and dropout_p")
+    """Scaled products of (..., length, width), under a mask that says which keys are seen, or has numbers to add."""
     draft = step.draft
+    if dropout_p:
+        raise refused(layer, "drops attention weights", "leave out dropout_p")
     wide = [step.known(one) for one in sizes(query)]
     last = 1 + len(wide)
     swap = (*range(last - 2), last - 1, last - 2)
@@ -57,6 +59,8 @@ def attend(
     if is_causal:
         later = np.triu(np.full((wide[-2], step.known(sizes(key)[-2])), -np.inf), 1)
         products = draft.op("Add", products, draft.constant(later))
+    if attn_mask is not None:
+        products = _masked(step, layer, products, [*wide[:-1], step.known(sizes(key)[-2])], attn_mask)
     share = draft.op("Softmax", products, axis=last - 1)
     out = shaped(step, layer, [*wide[:-1], step.known(sizes(value)[-1])])
     mixed = draft.op("MatMul", share, v)
@@ -69,6 +73,21 @@ def attend(
         dq = draft.op("Mul", draft.op("MatMul", scores, k), factor)
         dk = draft.op("MatMul", draft.transpose(scores, *swap), scaled)
         dv = draft.op("MatMul", draft.transpose(share, *swap), slope)
-        return [closed(step, one, x) for one, x in ((dq, query), (dk, key), (dv, value))]
+        if isinstance(attn_mask, Weight):
+            attn_mask.train(step, each(step, scores, attn_mask.shape, len(wide)))
+        found = [closed(step, one, x) for one, x in ((dq, query), (dk, key), (dv, value))]
+        return [*found, None][: len(wanted)]
 
     return y, back
+
+
+def _masked(step: Step, layer: str, products: str, wide: Sequence[int], mask: Map | Weight) -> str:
+    """Products of queries and keys of these sizes behind the batch, under a mask."""
+    draft = step.draft
+    if isinstance(mask, Map) and not draft.compared(mask.value):
+        raise refused(layer, "has an attn_mask of each sample that is no comparison", "give one such as x != 0")
+    if isinstance(mask, Map) or mask.is_mask:
+        seen = hidden(step, layer, wide, mask)
+        return draft.op("Where", seen, products, draft.constant(float("-inf")))
+    require_met(layer, mask, wide, "adds")
+    return draft.op("Add", products, mask.value(step))

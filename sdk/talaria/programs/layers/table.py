@@ -28,6 +28,7 @@ from talaria.programs.layers import (
     shares,
 )
 from talaria.programs.layers.base import Rule
+from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.prelu import prelu
 from talaria.programs.layers.sequence import on_maps, on_rows
 
@@ -72,7 +73,6 @@ MENDS: Mapping[type[Module], str] = {
 }
 """What to use instead, where that is known."""
 FUNCTION_MENDS: Mapping[str, str] = {
-    "scaled_dot_product_attention": "use nn.MultiheadAttention",
     "einsum": "use matmul, and sums of products",
 }
 """What to use instead of a function."""
@@ -82,10 +82,10 @@ def _encoder_layer(
     own: Any, x: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
 ) -> Any:
     """The pass of torch.nn.TransformerEncoderLayer without its shortcuts."""
-    _no_other(src_mask, is_causal)
 
     def attended(given: Any) -> Any:
-        found = own.self_attn(given, given, given, key_padding_mask=src_key_padding_mask, need_weights=False)
+        masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
+        found = own.self_attn(given, given, given, need_weights=False, is_causal=is_causal, **masks)
         return own.dropout1(found[0])
 
     def fed(given: Any) -> Any:
@@ -99,15 +99,9 @@ def _encoder_layer(
 
 
 def _encoder(own: Any, x: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
-    _no_other(mask, is_causal)
     for layer in own.layers:
-        x = layer(x, src_key_padding_mask=src_key_padding_mask)
+        x = layer(x, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
     return x if own.norm is None else own.norm(x)
-
-
-def _no_other(mask: object, is_causal: object) -> None:
-    if mask is not None or is_causal:
-        raise ValueError("of the masks of attention programs know that of padding alone")
 
 
 PASSES: Mapping[type[Module], Callable[..., Any]] = {
@@ -135,6 +129,11 @@ FUNCTIONS: Mapping[Callable[..., Any] | str, tuple[Rule, Module]] = {
 def parts_of(module: Module) -> Mapping[str, Rule] | None:
     """The rules of a module that gives several values, with or without adapters inside; None of any other."""
     return PARTS.get(type(base_of(module)))
+
+
+def masked(mask: Weight) -> Mapping[str, Rule]:
+    """The rules of attention under a mask that is the same for each sample."""
+    return {"0": on_rows(partial(attention.attention, mask=mask))}
 
 
 def recurrent_of(module: Module) -> RNNBase | None:
