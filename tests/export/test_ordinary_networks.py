@@ -16,7 +16,7 @@ _nets = importlib.util.spec_from_file_location("talaria_exported_tutorials", _pa
 tutorials = importlib.util.module_from_spec(_nets)
 _nets.loader.exec_module(tutorials)
 
-NETS = ["u-net by layers", "sub-pixel", "rnn from zeros", "gpt under a mask"]
+NETS = ["u-net by layers", "sub-pixel", "rnn from zeros", "gpt under a mask", "named products"]
 
 
 @pytest.mark.parametrize("name", NETS)

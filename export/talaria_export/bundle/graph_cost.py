@@ -236,6 +236,17 @@ def _product(first: int, second: int) -> Rule:
     return rule
 
 
+def _named(node: Node, given: list[Value]) -> Found:
+    """Sums of products by the names of dimensions."""
+    left, _, out = node.attributes["equation"].decode().replace(" ", "").partition("->")
+    sizes = dict[str, int]()
+    for names, value in zip(left.split(","), given, strict=True):
+        for name, size in zip(names, value.shape, strict=True):
+            if not name.isalpha() or sizes.setdefault(name, size) != size:
+                raise ValueError(f"{left} of {[one.shape for one in given]}")
+    return _one([sizes[name] for name in out], math.prod(sizes.values()))
+
+
 def _reshape(node: Node, given: list[Value]) -> Found:
     asked, x = _ints(given[1]), given[0]
     if not node.attributes.get("allowzero"):
@@ -490,6 +501,7 @@ _RULES: dict[tuple[str, str], Rule] = {
         "Gemm MatMul MatMulInteger ms:DynamicQuantizeMatMul ms:FusedGemm ms:FusedMatMul "
         "ms:MatMulIntegerToFloat ms:TransposeMatMul",
     ),
+    **_group(_named, "Einsum"),
     **_group(_product(0, 3), "QLinearMatMul ms:QGemm"),
     **_group(
         _reduce,

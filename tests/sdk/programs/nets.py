@@ -248,6 +248,31 @@ class Seeing(nn.Module):
         return self.head(y.transpose(1, 2).reshape(-1, n, 8).mean(1))
 
 
+class Summed(nn.Module):
+    """Sums of products by the names of dimensions, of maps and of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(3, 8), nn.Linear(6, 4)
+        self.into, self.heads, self.near = (nn.Parameter(torch.randn(*s) / 3) for s in ((8, 6), (2, 4, 5), (12, 12)))
+        self.score = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.embed(x.transpose(1, 2)))
+        each = x.view(-1, 12, 2, 4)
+        share = torch.einsum("bqhd,bkhd->bhqk", each, each).softmax(-1)
+        y = torch.einsum("bhqk, bkhd -> bqhd", share, each).flatten(2)
+        y = (
+            torch.einsum("nm,bmc->bnc", self.near, x)
+            + y
+            + torch.einsum("bhl,bqh->bql", share[:, :, 0, :8], each[..., 0])
+        )
+        few = torch.einsum("blhd,hde->bhle", each, self.heads).sum(2)
+        rest = torch.einsum("bl,bld->bd", torch.einsum("bld,d->bl", y, self.score), x)
+        both = torch.einsum("bi,bhe->beih", rest, few).mean((1, 3)) * torch.einsum("bld,bld->bd", x, y)
+        return self.head(torch.einsum("bd,de->be", both, self.into))
+
+
 class Padded(nn.Module):
     """A recording in two channels beside its padding mask: what that hides counts in no mean."""
 
@@ -611,6 +636,7 @@ NETS = {
     "attention_fused": (LINE, lambda: Written("fused")),
     "attention_causal": (LINE, lambda: Written("causal")),
     **{f"attention_{how}": (LINE, lambda how=how: Biased(how)) for how in ("learned", "hidden", "ahead")},
+    "einsum": (LINE, Summed),
     "attention_seen": (LINE, Seeing),
     "padded_attention": ((9,), lambda: Texts(dropout=0.0)),
     "dropout_in_padded_attention": ((9,), Texts),

@@ -222,7 +222,7 @@ def test_a_derivative_is_a_small_file_that_says_what_comes_out(spec_of, program_
 TWICE = (
     "batch_norm", "conv2d_large", "depthwise", "max_pool_overlapping", "average_pool", "residual", "stochastic_depth",
     "layer_norm", "softmax", "attention_written", "gru_only", "ReLU6", "GELU", "Hardswish", "padded", "weighed",
-    "beside", "resized", "strided", "rnn_both_out", "attention_learned",
+    "beside", "resized", "strided", "rnn_both_out", "attention_learned", "einsum",
 )  # fmt: skip
 
 

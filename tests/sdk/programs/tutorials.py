@@ -415,6 +415,23 @@ class Block(nn.Module):
         return x + F.gelu(self.feed(self.between(x)))
 
 
+class Heads(nn.Module):
+    """Attention whose products are named, over channels and places of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.all = nn.Conv2d(1, 8, 3, 2), nn.Conv2d(8, 24, 1)
+        self.out, self.fc = nn.Conv2d(8, 8, 1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        b, c, h, w = x.shape
+        q, k, v = (one.reshape(b, 2, c // 2, h * w) for one in self.all(x).chunk(3, dim=1))
+        share = (torch.einsum("bhdi,bhdj->bhij", q, k) * (c // 2) ** -0.5).softmax(dim=-1)
+        x = x + self.out(torch.einsum("bhij,bhdj->bhdi", share, v).reshape(b, c, h, w))
+        return self.fc(x.mean((2, 3)))
+
+
 class LooksBack(nn.Module):
     """torch's own encoder under a mask that hides what comes."""
 
@@ -431,6 +448,7 @@ class LooksBack(nn.Module):
 
 
 NETS = {
+    "named products": (IMAGE, Heads),
     "gpt by hand": ((3, 12), lambda: GPT("by hand")),
     "gpt": ((3, 12), lambda: GPT("by function")),
     "gpt under a mask": ((3, 12), lambda: GPT("masked")),

@@ -17,6 +17,7 @@ from talaria.programs.graph import Size
 from talaria.programs.layers import activation, plumbing, pooling
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import both, bounded, cut, flipped, indexed, stretched, unsqueezed
+from talaria.programs.layers.einsum import einsum
 from talaria.programs.layers.largest import largest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
@@ -431,6 +432,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.sum, "sum"), _sum),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), bounded),
+    torch.einsum: einsum,
     F.scaled_dot_product_attention: attend,
     F.pad: padded,
     F.interpolate: _of_maps(resized),
@@ -462,5 +464,5 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     },
 }
 """By the function, or the name of a tensor's method."""
-OF_WEIGHTS = (_add, _subtract, _multiply, _divide, _expand, _expand_as, _repeat, masked_fill, where, attend)
+OF_WEIGHTS = (_add, _subtract, _multiply, _divide, _expand, _expand_as, _repeat, masked_fill, where, attend, einsum)
 """Calls that take parameters and tables, too."""

@@ -73,7 +73,7 @@ MENDS: Mapping[type[Module], str] = {
 }
 """What to use instead, where that is known."""
 FUNCTION_MENDS: Mapping[str, str] = {
-    "einsum": "use matmul, and sums of products",
+    "einsum": "give it two tensors, as in torch.einsum('bld,de->ble', x, weight)",
 }
 """What to use instead of a function."""
 
