@@ -447,7 +447,27 @@ class LooksBack(nn.Module):
         return self.fc(self.encoder(x, mask=mask, is_causal=True)[:, -1])
 
 
+class OneDropout(nn.Module):
+    """One layer of dropout behind three others, and one of channels behind two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.fc1, self.fc2 = (
+            nn.Conv1d(3, 8, 3),
+            nn.Conv1d(8, 8, 3),
+            nn.Linear(8, 8),
+            nn.Linear(8, 4),
+        )
+        self.drop, self.maps, self.relu = nn.Dropout(0.3), nn.Dropout1d(0.2), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maps(self.relu(self.conv1(x)))
+        x = self.drop(self.maps(self.relu(self.conv2(x)))).mean(-1)
+        return self.fc2(self.drop(self.relu(self.fc1(self.drop(x)))))
+
+
 NETS = {
+    "one dropout": ((3, 12), OneDropout),
     "named products": (IMAGE, Heads),
     "gpt by hand": ((3, 12), lambda: GPT("by hand")),
     "gpt": ((3, 12), lambda: GPT("by function")),
