@@ -98,7 +98,7 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
             first, many = int(places[0]), places.numel()
             if torch.equal(places, torch.arange(first, first + many)):
                 return Places(first, first + many)
-        return weight if found.dtype == torch.float32 and name in owner.state_dict() else found
+        return weight if found.dtype == torch.float32 and name in owner.state_dict() else found.clone()
     read = [arg for arg in node.args if isinstance(arg, fx.Node) and held[arg] is not ZEROS]
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))

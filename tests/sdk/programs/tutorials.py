@@ -466,7 +466,25 @@ class OneDropout(nn.Module):
         return self.fc2(self.drop(self.relu(self.fc1(self.drop(x)))))
 
 
+class Distances(nn.Module):
+    """Waves of the places are added, and what is far away is scored lower: both are made of sizes in the pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.fc = nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.transpose(1, 2))
+        n, at = x.size(1), torch.arange(x.size(1), device=x.device)
+        waves = at.float()[:, None] * torch.exp(torch.arange(0, 8, 2, device=x.device, dtype=x.dtype) * -1.2)
+        q = (x + torch.cat([waves.sin(), waves.cos()], dim=-1)).view(-1, n, 2, 4).transpose(1, 2)
+        far = (at[None] - at[:, None]).abs() * torch.tensor([0.5, 0.25]).view(2, 1, 1)
+        y = (q @ q.transpose(-2, -1) / 2 - far).softmax(-1) @ q
+        return self.fc(y.transpose(1, 2).flatten(2).mean(1))
+
+
 NETS = {
+    "distances": ((3, 12), Distances),
     "one dropout": ((3, 12), OneDropout),
     "named products": (IMAGE, Heads),
     "gpt by hand": ((3, 12), lambda: GPT("by hand")),
