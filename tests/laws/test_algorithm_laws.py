@@ -68,7 +68,9 @@ TWO_ROUNDS = 1 << 12
 """Roundings by which two rounds on two engines may differ: they add up those of each step."""
 
 CASES = [(name, setting) for name in NAMES for setting in SETTINGS]
-BOTH_WAYS = {"a GRU both ways": "BothWays", "an LSTM both ways": "LongBothWays"}
+BOTH_WAYS = {
+    "a GRU both ways": "BothWays", "an RNN both ways": "PlainBothWays", "an LSTM both ways": "LongBothWays",
+}  # fmt: skip
 """Beside the cases: recurrent networks that the two engines are compared on."""
 for _name, _net in BOTH_WAYS.items():
     _made = ModelSpec(f"mypkg.nets:{_net}", SHAPE, CLASSES)

@@ -65,15 +65,23 @@ class Gated(nn.Module):
 class BothWays(nn.Module):
     """Two layers of a GRU over patches of time in both directions, and a head over the last states of the second."""
 
+    kind: type[nn.RNNBase] = nn.GRU
+
     def __init__(self, input_shape, classes, width=10):
         super().__init__()
         self.patch = nn.Conv1d(input_shape[0], 6, 4, 4)
-        self.rnn = nn.GRU(6, width, 2, batch_first=True, dropout=0.2, bidirectional=True)
+        self.rnn = self.kind(6, width, 2, batch_first=True, dropout=0.2, bidirectional=True)
         self.head = nn.Linear(2 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         _, last = self.rnn(self.patch(x).transpose(1, 2))
         return self.head(torch.cat((last[-2], last[-1]), dim=1))
+
+
+class PlainBothWays(BothWays):
+    """The same, of a layer without gates."""
+
+    kind = nn.RNN
 
 
 class LongBothWays(nn.Module):

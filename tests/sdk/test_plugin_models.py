@@ -130,6 +130,46 @@ def test_a_call_of_dropout_is_one_layer_however_often_its_block_is_called() -> N
     assert equal(runs[0].learned.shared, runs[1].learned.shared)
 
 
+class OneForAll(nn.Module):
+    """One layer of dropout behind several others, and in two blocks that share it, beside a call of the function."""
+
+    def __init__(self, share: float = 0.5) -> None:
+        super().__init__()
+        self.one, self.two, self.drop = nn.Linear(4, 6), nn.Linear(6, 6), nn.Dropout(share)
+        self.blocks, self.last = nn.Sequential(*(OneForAll.Block(self.drop) for _ in range(2))), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.dropout(self.drop(self.one(x)), 0.25, self.training)
+        return self.last(self.drop(self.blocks(self.two(x))))  # type: ignore[no-any-return]
+
+    class Block(nn.Module):
+        def __init__(self, drop: nn.Module) -> None:
+            super().__init__()
+            self.fc, self.drop = nn.Linear(6, 6), drop
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.drop(self.fc(x))  # type: ignore[no-any-return]
+
+
+def test_each_call_of_a_layer_of_dropout_is_a_layer() -> None:
+    model = zoo.build(zoo.keep(OneForAll(), (4,), 3))
+    shares = {name: one.p for name, one in model.named_modules() if isinstance(one, nn.Dropout)}
+    of_blocks = {f"blocks.{number}.dropout_call_0": 0.5 for number in range(2)}
+    assert shares == {**{f"dropout_call_{n}": share for n, share in enumerate((0.5, 0.25, 0.5))}, **of_blocks}
+    seen = dict[str, torch.Tensor]()
+    for name, one in model.named_modules():
+        if name in shares:
+            one.register_forward_hook(lambda _, given, out, name=name: seen.update({name: out == 0}))
+    x = torch.ones(64, 4)
+    assert not torch.equal(model(x), model(x)), "it drops in training"
+    assert seen.keys() == shares.keys()
+    assert all(bool(one.any()) for one in seen.values())
+    model.eval()
+    assert torch.equal(model(x), model(x))
+    plain = zoo.build(zoo.keep(OneForAll(0.0), (4,), 3))
+    assert isinstance(plain.get_submodule("drop"), nn.Dropout), "what takes nothing away stays as it is"
+
+
 class AlwaysDropping(nn.Module):
     """Forgets who trains and who asks."""
 
@@ -141,10 +181,19 @@ class AlwaysDropping(nn.Module):
         return self.two(nn.functional.dropout(self.one(x), 0.5))  # type: ignore[no-any-return]
 
 
-def test_dropout_that_evaluation_does_not_stop_is_refused() -> None:
+class AlwaysForgetting(AlwaysDropping):
+    """The same of the weights of attention."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.one(x).unsqueeze(1)
+        return self.two(nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5).squeeze(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("net", [AlwaysDropping, AlwaysForgetting])
+def test_dropout_that_evaluation_does_not_stop_is_refused(net: type[nn.Module]) -> None:
     said = "it drops values when it is evaluated too.* write F.dropout\\(x, p, training=self.training\\)"
     with pytest.raises(ModelError, match=said):
-        talaria.simulate("fedper", load("mypkg.sets:rings"), AlwaysDropping(), rounds=1)
+        talaria.simulate("fedper", load("mypkg.sets:rings"), net(), rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -236,6 +236,17 @@ def _product(first: int, second: int) -> Rule:
     return rule
 
 
+def _named(node: Node, given: list[Value]) -> Found:
+    """Sums of products by the names of dimensions."""
+    left, _, out = node.attributes["equation"].decode().replace(" ", "").partition("->")
+    sizes = dict[str, int]()
+    for names, value in zip(left.split(","), given, strict=True):
+        for name, size in zip(names, value.shape, strict=True):
+            if not name.isalpha() or sizes.setdefault(name, size) != size:
+                raise ValueError(f"{left} of {[one.shape for one in given]}")
+    return _one([sizes[name] for name in out], math.prod(sizes.values()))
+
+
 def _reshape(node: Node, given: list[Value]) -> Found:
     asked, x = _ints(given[1]), given[0]
     if not node.attributes.get("allowzero"):
@@ -335,6 +346,17 @@ def _gather(node: Node, given: list[Value]) -> Found:
     if len(x.shape) == 1 and x.numbers is not None and at.numbers is not None:
         numbers = tuple(x.numbers[int(i)] for i in at.numbers)
     return _one((*x.shape[:axis], *at.shape, *x.shape[axis + 1 :]), 0, numbers)
+
+
+def _gather_nd(node: Node, given: list[Value]) -> Found:
+    """Pieces at places that are told by several numbers each, as maps between places are read."""
+    x, at, beside = given[0].shape, given[1].shape, node.attributes.get("batch_dims", 0)
+    return _one((*at[:-1], *x[beside + at[-1] :]))
+
+
+def _in_squares(node: Node, given: list[Value]) -> Found:
+    (batch, channels, high, wide), by = given[0].shape, node.attributes["blocksize"]
+    return _one((batch, channels // by**2, high * by, wide * by))
 
 
 def _slice(node: Node, given: list[Value]) -> Found:
@@ -479,6 +501,7 @@ _RULES: dict[tuple[str, str], Rule] = {
         "Gemm MatMul MatMulInteger ms:DynamicQuantizeMatMul ms:FusedGemm ms:FusedMatMul "
         "ms:MatMulIntegerToFloat ms:TransposeMatMul",
     ),
+    **_group(_named, "Einsum"),
     **_group(_product(0, 3), "QLinearMatMul ms:QGemm"),
     **_group(
         _reduce,
@@ -497,6 +520,8 @@ _RULES: dict[tuple[str, str], Rule] = {
     **_group(_squeeze, "Squeeze"),
     **_group(_unsqueeze, "Unsqueeze"),
     **_group(_gather, "Gather"),
+    **_group(_gather_nd, "GatherND"),
+    **_group(_in_squares, "DepthToSpace"),
     **_group(_slice, "Slice"),
     **_group(_pad, "Pad"),
     **_group(_expand, "Expand"),

@@ -2,16 +2,21 @@
 without torch has no other.
 
 ``F.dropout(x, p, training=self.training)`` in the pass of a module becomes the first of its layers ``dropout_call_0``,
-``dropout_call_1``, ... in the order of the calls. What torch's own modules call inside stays as it is.
+``dropout_call_1``, ... in the order of the calls, and so do the weights of ``F.scaled_dot_product_attention`` that its
+``dropout_p`` takes away. A layer of dropout that one pass calls several times, such as a ``self.drop`` behind two
+layers, is called so too: each of its calls becomes a layer. What torch's own modules call inside stays as it is.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial, wraps
 from itertools import count
-from typing import Any
+from math import inf, sqrt
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +41,29 @@ _PASSED = frozenset({__name__, "torch.overrides", "torch.nn.functional"})
 
 Call = tuple[type[Module], float]
 """The kind of a layer, and the share that falls away."""
-Calls = Mapping[str, Sequence[Call]]
-"""By the path of a module the calls of its own pass."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What is to become layers: by the path of a module the calls of its own pass, and the names of the layers that
+    are called so several times."""
+
+    made: Mapping[str, Sequence[Call]]
+    several: Sequence[str] = ()
+
+
+class OfCalls(Module):
+    """In the place of a layer of dropout that a pass calls several times: each call is one of the pass's own."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.p, self._function = float(own.p), next(one for one, kind in KINDS.items() if kind is type(own))
+        self.train(own.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What dropout leaves of ``x``."""
+        left: Tensor = self._function(x, self.p, self.training)
+        return left
 
 
 def calls_of(module: Module, example: Tensor, what: str) -> Calls:
@@ -45,6 +71,8 @@ def calls_of(module: Module, example: Tensor, what: str) -> Calls:
 
     Raises :class:`ModelError`, beginning with ``what``, for a call that drops outside of training too.
     """
+    several = _several(module, example)
+    module = _opened(clone(module), several)
     always = _seen(module, example, training=False)
     for path, calls in always.items():
         if any(share > 0 for _, share in calls):
@@ -52,12 +80,13 @@ def calls_of(module: Module, example: Tensor, what: str) -> Calls:
                 f"{what}: {path or 'it'} drops values when it is evaluated too, so that no two answers agree; write "
                 "F.dropout(x, p, training=self.training)"
             )
-    return _seen(module, example, training=True)
+    return Calls(_seen(module, example, training=True), several)
 
 
 def as_layers(module: Module, found: Calls) -> Module:
     """``module``, in which the calls ``found`` have become layers."""
-    for path, calls in found.items():
+    module = _opened(module, found.several)
+    for path, calls in found.made.items():
         own: Any = module.get_submodule(path)
         for place, (kind, share) in enumerate(calls):
             own.add_module(NAME.format(place), kind(share).train(own.training))
@@ -88,13 +117,47 @@ def _call(own: Module, number: Iterator[int], kind: type[Module], share: float, 
     return kind(share).train(training)(x)
 
 
-def _seen(module: Module, example: Tensor, training: bool) -> Calls:
+def _opened(module: Module, several: Sequence[str]) -> Module:
+    """``module``, in which these layers are :class:`OfCalls`."""
+    for name in several:
+        module.set_submodule(name, OfCalls(module.get_submodule(name)))
+    return module
+
+
+def _several(module: Module, example: Tensor) -> list[str]:
+    """The names of the layers of dropout that one run of a module's own pass calls several times, or several modules'
+    passes call."""
+    twin, callers, found = clone(module).train(), defaultdict[Module, set[str]](set), set[Module]()
+    running = [("", Counter[Module]())]
+
+    def count(one: Module, *_: object) -> None:
+        path, calls = running[-1]
+        calls[one] += 1
+        callers[one].add(path)
+        if float(cast(Any, one).p) > 0 and (calls[one] > 1 or len(callers[one]) > 1):
+            found.add(one)
+
+    for path, one in twin.named_modules():
+        if type(one) in KINDS.values():
+            one.register_forward_pre_hook(count)
+        elif path and not type(one).__module__.startswith("torch.nn."):
+            one.register_forward_pre_hook(lambda *_, path=path: running.append((path, Counter())))
+            one.register_forward_hook(lambda *_: running.pop() and None)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            twin(example)
+        except TRACE_ERRORS:  # likewise
+            return []
+    return [name for name, one in twin.named_modules(remove_duplicate=False) if one in found]
+
+
+def _seen(module: Module, example: Tensor, training: bool) -> Mapping[str, Sequence[Call]]:
     """The calls that drop, by the innermost module that is no part of torch; of one that is called again the first
     time counts."""
     twin, found = clone(module).train(training), dict[str, Sequence[Call]]()
     running = [("", list[Call]())]
     for path, one in twin.named_modules():
-        if path and not type(one).__module__.startswith("torch.nn."):
+        if path and type(one) is not OfCalls and not type(one).__module__.startswith("torch.nn."):
             one.register_forward_pre_hook(lambda *_, path=path: running.append((path, [])))
             one.register_forward_hook(lambda *_: _ended(*running.pop(), found))
 
@@ -126,9 +189,35 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind = KINDS.get(func)
-        if kind is None or _of_torch():
+        attends = func is F.scaled_dot_product_attention
+        if (kind is None and not attends) or _of_torch():
             return func(*args, **(kwargs or {}))
+        if kind is None:
+            return _attended(self._do, *args, **(kwargs or {}))
         return self._do(kind, *_given(*args, **(kwargs or {})))
+
+
+def _attended(
+    do: Callable[[type[Module], float, Tensor, bool], Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **more: Any,
+) -> Any:
+    """Attention by plain products, whose weights are at hand where some of them fall away."""
+    if not dropout_p or more.get("enable_gqa"):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
+    scale = more.get("scale") or 1 / sqrt(query.shape[-1])
+    met = (query * scale) @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if attn_mask is not None:
+        bool_mask = attn_mask.dtype == torch.bool
+        met = met.masked_fill(attn_mask.logical_not(), -inf) if bool_mask else met + attn_mask
+    return do(nn.Dropout, dropout_p, torch.softmax(met, -1), True) @ value
 
 
 def _given(
@@ -141,5 +230,7 @@ def _of_torch() -> bool:
     """Whether one of torch's own modules is calling."""
     frame = sys._getframe(2)
     while frame.f_globals.get("__name__") in _PASSED and frame.f_back is not None:
+        if frame.f_code is OfCalls.forward.__code__:
+            return False
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")).startswith("torch.nn.modules")

@@ -21,6 +21,10 @@ from talaria.model.masks import Axis
 
 GATES: dict[type[Module], int] = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
 """How many times a unit stands in the rows of a weight."""
+RUNS: dict[str, Callable[..., Any]] = {
+    "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu, "GRU": torch.gru, "LSTM": torch.lstm,
+}  # fmt: skip
+"""Torch's function of one layer, by the layer's mode."""
 
 
 def prunable(layer: Module) -> bool:
@@ -84,9 +88,9 @@ def resize(layer: RNNBase) -> None:
 
 
 def places(layer: Module, name: str) -> list[str]:
-    """The names of the places between the layers of a GRU or an LSTM called ``name`` where values fall away in train
+    """The names of the places between the layers of a recurrent layer called ``name`` where values fall away in train
     mode, ``<name>.l0`` behind the first; none of any other module."""
-    if type(layer) not in (nn.GRU, nn.LSTM) or not isinstance(layer, RNNBase) or not layer.dropout:
+    if type(layer) not in GATES or not isinstance(layer, RNNBase) or not layer.dropout:
         return []
     return [f"{name}.l{number}" for number in range(layer.num_layers - 1)]
 
@@ -107,8 +111,8 @@ def dropping(layer: RNNBase, factors: Callable[[int, Tensor], Tensor]) -> Callab
             x = x * factors(number - 1, x) if number else x
             here = slice(number * directions, (number + 1) * directions)  # of each direction
             own: list[Tensor] = [getattr(layer, name) for each in layer._all_weights[here] for name in each]
-            run, begin = (torch.lstm, tuple(one[here] for one in hx)) if long else (torch.gru, hx[here])
-            x, *last = run(x, begin, own, layer.bias, 1, 0.0, True, layer.bidirectional, layer.batch_first)  # type: ignore[arg-type]
+            run, begin = RUNS[layer.mode], tuple(one[here] for one in hx) if long else hx[here]
+            x, *last = run(x, begin, own, layer.bias, 1, 0.0, True, layer.bidirectional, layer.batch_first)
             ends.append(last)
         joined = tuple(torch.cat(one) for one in zip(*ends, strict=True))
         return x, joined if long else joined[0]

@@ -19,10 +19,10 @@ from talaria.programs.layers.alone import turned
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside, cut
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, ZEROS, Batch, part, picked_and_turned
+from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, ZEROS, Batch, Zeros, part, picked_and_turned
 from talaria.programs.layers.deviations import PAIRS
 from talaria.programs.layers.largest import largest, smallest
-from talaria.programs.layers.parameters import Places, Weight
+from talaria.programs.layers.parameters import Places, Weight, fixed
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.table import (
     FUNCTION_MENDS,
@@ -31,6 +31,7 @@ from talaria.programs.layers.table import (
     PARTS,
     PASSES,
     RECURRENT,
+    masked,
     mend_of,
     parts_of,
     recurrent_of,
@@ -80,6 +81,8 @@ class _Several:
     own: Module
     read: list[fx.Node]
     rules: Mapping[str, Rule]
+    trains: bool = False
+    """Whether its mask is a parameter that is trained."""
 
 
 def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, Any]) -> Any:
@@ -88,16 +91,16 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         layer, _, name = str(node.target).rpartition(".")
         owner = module.get_submodule(layer)
         weight = Weight(layer, name, owner)
-        if MANY in weight.tensor.shape and not weight.tensor.any():
+        found = weight.tensor.detach()
+        if MANY in found.shape and not found.any():
             return ZEROS
-        if weight.tensor.dtype == torch.int64 and (places := weight.tensor.flatten()).numel():
+        if found.dim() and len(found) == MANY and bool((found == found[:1]).all()):  # laid out for each sample
+            found = found[:1]
+        if found.dtype == torch.int64 and (places := found.flatten()).numel():
             first, many = int(places[0]), places.numel()
             if torch.equal(places, torch.arange(first, first + many)):
                 return Places(first, first + many)
-        if weight.tensor.dtype != torch.float32:
-            what = f"reads {node.target!r} of {weight.tensor.dtype}"
-            raise refused(node.name, what, "make it an nn.Parameter or a buffer of float32")
-        return weight
+        return weight if found.dtype == torch.float32 and name in owner.state_dict() else found.clone()
     read = [arg for arg in node.args if isinstance(arg, fx.Node) and held[arg] is not ZEROS]
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))
@@ -107,7 +110,11 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         given = {
             key: one for key, one in given.items() if key != "hx" or any(held.get(z) is not ZEROS for z in _nodes(one))
         }
-        mask = given.pop("key_padding_mask", None) if isinstance(base_of(own), MultiheadAttention) else None
+        mask, same = None, None
+        if isinstance(base_of(own), MultiheadAttention):
+            mask, seen = given.pop("key_padding_mask", None), given.pop("attn_mask", None)
+            same = _same(layer, held[seen] if isinstance(seen, fx.Node) else seen)
+            given.pop("is_causal", None)  # which says of attn_mask what that says itself
         rules, base = parts_of(own), recurrent_of(own)
         several = rules is not None or base is not None
         if given or (several and not _alone(own, node, held)):
@@ -119,6 +126,8 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
             masks = [mask] if isinstance(mask, fx.Node) and isinstance(held.get(mask), Map) else []
             if mask is not None and not masks:
                 raise refused(layer, "has a key_padding_mask of no sample", "make it of the sample, as in x == 0")
+            if same is not None:
+                return _Several(layer, own, [*read, *masks], masked(same), same.trains)
             return _Several(layer, own, [*read, *masks], rules)
         rule = rule_of(own)
         if rule is None:
@@ -128,6 +137,24 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         (node.args, dict(node.kwargs)), lambda one: held[one] if isinstance(one, fx.Node) else _batch(one)
     )
     return _called(step, node, args, named, read)
+
+
+def _same(layer: str, mask: Any) -> Weight | None:
+    """A mask that is the same for each sample, if there is one."""
+    if mask is not None and not isinstance(mask, Weight | torch.Tensor):
+        raise refused(layer, "has an attn_mask that is made of the sample", "make it of sizes alone")
+    return _held(layer, mask) if isinstance(mask, torch.Tensor) else mask
+
+
+def _held(layer: str, one: Any) -> Any:
+    """What stands for a tensor of no state, as it meets a map: a number, or a tensor in the file."""
+    if not isinstance(one, torch.Tensor):
+        return one
+    if one.dim() == 0:
+        return one.item()
+    if one.dtype not in (torch.float32, torch.bool):
+        raise refused(layer, f"reads a tensor of {one.dtype}", "make it an nn.Parameter or a buffer of float32")
+    return fixed(one)
 
 
 def _batch(one: Any) -> Any:
@@ -157,6 +184,12 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return _part_of(node, first, args[1:], name, named.get("dim", 0))
     if isinstance(first, States):
         return _states_of(node, first)
+    leaves = _nodes([*args, *named.values()])
+    if any(isinstance(one, torch.Tensor) for one in leaves) and not any(isinstance(one, _FOLLOWED) for one in leaves):
+        return _worked_out(node, args, named)
+    args = tuple(_held(node.name, one) for one in args)
+    named = {key: _held(node.name, one) for key, one in named.items()}
+    first = args[0] if args else None
     if target is torch.zeros or name == "new_zeros" or first is ZEROS:
         return ZEROS
     if target is torch.arange and all(isinstance(one, int) for one in args) and len(args) < 3:
@@ -214,9 +247,11 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if call is None or not all(isinstance(one, known) for one in (*args, *named.values())):
         what = f"is the function {name}{node.args[1:]}, which has no rule"
         raise refused(node.name, what, FUNCTION_MENDS.get(name, "use layers of torch.nn"))
+    weights = [one for one in (*args, *named.values()) if isinstance(one, Weight)]
     if weights and call not in WITH_PARAMETERS:
-        mend = "normalize it by F.normalize" if "norm" in name else "give it maps and numbers"
-        raise refused(node.name, f"gives {name} a parameter, for which it has no rule", mend)
+        mend = "let it meet a map by + or * first, or make it so when the network is made"
+        mend = "normalize it by F.normalize" if "norm" in name else mend
+        raise refused(node.name, f"gives {name} a parameter or a table, for which it has no rule", mend)
     mapped = [one for one in read if isinstance(args[node.args.index(one)], Map)]
     try:
         signature(call).bind(step, node.name, *args, **named)
@@ -234,6 +269,21 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return call(step, layer, *filled, **{**named, **rest})
 
     return Layer(node.name, rule, Identity(), mapped, any(one.trains for one in weights), bool(weights))
+
+
+_FOLLOWED = (Map, Weight, Batch, Places, States, Zeros, _Several)
+"""What is no number and no tensor at hand."""
+
+
+def _worked_out(node: fx.Node, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """What a call makes of tensors that are at hand, as masks are made of ones."""
+    target: Any = node.target
+    try:
+        if node.op == "call_method":
+            return getattr(args[0], target)(*args[1:], **named)
+        return target(*args, **named)
+    except (IndexError, RuntimeError, TypeError, ValueError) as why:
+        raise refused(node.name, f"is no call that torch knows ({str(why)[:80]})", "correct it") from None
 
 
 def _in_pieces(step: Step, name: str, x: Map, *args: Any, **named: Any) -> list[Any]:
@@ -309,7 +359,7 @@ def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str
     if rule is None:
         what = f"gives several values, of which {node.name} takes {index!r}"[:160]
         raise refused(several.layer, what, "take its first one")
-    return Layer(several.layer, rule, several.own, several.read)
+    return Layer(several.layer, rule, several.own, several.read, several.trains)
 
 
 def _states_of(node: fx.Node, states: States) -> Any:

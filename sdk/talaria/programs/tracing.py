@@ -86,6 +86,24 @@ class Tracer(fx.Tracer):
             raise TraceError(f"the batch's size is {where}")
         return found
 
+    def sizes(self, obj: fx.Proxy) -> Any:
+        """The sizes of a value: numbers, but what the batch decides."""
+        whole = self.create_proxy("call_method", "size", (obj,), {})
+        try:
+            found, alone = (self._answered(obj.node, batch).shape for batch in (MANY, 1))
+        except (AttributeError, TraceError):  # whoever reads it next says what it is
+            return whole
+        pairs = enumerate(zip(found, alone, strict=True))
+        return tuple(many if many == one else operator.getitem(whole, i) for i, (many, one) in pairs)
+
+    def kind(self, obj: fx.Proxy) -> torch.dtype:
+        """What a value's numbers are: float32 where it cannot be told."""
+        try:
+            found = self._answered(obj.node, MANY)
+        except TraceError:
+            return torch.float32
+        return found.dtype if isinstance(found, Tensor) else torch.float32
+
     def length(self, obj: fx.Proxy) -> int:
         """The first size of a value: :data:`MANY` for a batch."""
         found = self._answered(obj.node, MANY)
@@ -128,9 +146,29 @@ class Tracer(fx.Tracer):
 
 
 class _Value(fx.Proxy):
-    """A value whose sizes are known where Python asks for a number."""
+    """A value whose sizes are known as numbers, apart from the batch's, and which lies where all lie."""
 
     tracer: Tracer
+
+    @property
+    def shape(self) -> Any:
+        """As of a tensor."""
+        return self.size()
+
+    @property
+    def device(self) -> torch.device:
+        """As of a tensor."""
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As of a tensor."""
+        return self.tracer.kind(self)
+
+    def size(self, dim: int | None = None) -> Any:
+        """As of a tensor."""
+        found = self.tracer.sizes(self)
+        return found if dim is None else found[dim]
 
     def __len__(self) -> int:
         return self.tracer.length(self)

@@ -19,8 +19,8 @@ _OF_CHANNELS = (Dropout1d, Dropout2d, Dropout3d)
 
 
 class LayerDraws:
-    """Inside this context the dropout layers of the task's module, attention that drops weights, and GRU and LSTM
-    between their layers, draw what :func:`talaria.training.batching.kept` gives, each place from a stream of its own,
+    """Inside this context the dropout layers of the task's module, attention that drops weights, and recurrent
+    layers between theirs, draw what :func:`talaria.training.batching.kept` gives, each place from a stream of its own,
     which goes on where it stopped.
 
     What else draws at random (a function's own dropout, say) does so from torch's global generator, which is seeded for

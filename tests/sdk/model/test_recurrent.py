@@ -96,7 +96,7 @@ def test_every_unit_is_worth_something_to_the_loss(net):
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_what_falls_away_between_layers_is_what_is_given(kind, batch_first, begun):
     torch.manual_seed(0)
     layer, x = kind(3, 4, 3, batch_first=batch_first, dropout=0.5, bidirectional=True), torch.randn(2, 5, 3)
@@ -105,7 +105,7 @@ def test_what_falls_away_between_layers_is_what_is_given(kind, batch_first, begu
     hx = ((first, -first) if kind is nn.LSTM else first) if begun else None
     want = layer.eval()(x, hx)
     same, none = (dropping(layer.train(), lambda n, x, k=k: torch.full_like(x, k)) for k in (1.0, 0.0))
-    flat = [out if kind is nn.GRU else (out[0], *out[1]) for out in (want, same(x, hx))]
+    flat = [(out[0], *out[1]) if kind is nn.LSTM else out for out in (want, same(x, hx))]
     assert all(roundings(mine.detach(), theirs.detach()) <= 100 for mine, theirs in zip(flat[1], flat[0], strict=True))
     assert torch.equal(none(x)[0], none(torch.zeros_like(x))[0]), "the last layer reads zeros"
     layer.eval()

@@ -227,6 +227,69 @@ class Hiding(Attending):
         return self.head(self.conv((x - y).transpose(1, 2)).mean(-1))
 
 
+class Biased(Attending):
+    """The same where what is hidden, or added to the scores, is the same for each sample; ``how`` says as what."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.near = how, nn.Parameter(torch.randn(12, 12)) if how == "learned" else None
+        self.register_buffer("past", torch.ones(20, 20).triu(1).bool(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, n = self.embed(x.transpose(1, 2)), x.size(2)
+        masks = {"learned": self.near, "hidden": self.past[:n, :n]}
+        mask = masks.get(self.how, nn.Transformer.generate_square_subsequent_mask(n, device=x.device))
+        y, _ = self.attention(x, x, x, attn_mask=mask, need_weights=False)
+        return self.head(self.conv((x - y).transpose(1, 2)).mean(-1))
+
+
+class Seeing(nn.Module):
+    """Attention by functions, under masks of the sample and masks that are the same for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.head = nn.Linear(3, 24), nn.Linear(8, 4)
+        self.near, self.wide = nn.Parameter(torch.randn(2, 12, 12)), nn.Parameter(torch.rand(2, 1, 1) + 1)
+        self.register_buffer("past", torch.tril(torch.ones(1, 1, 20, 20)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen, n = (x[:, 0] > -1)[:, None, None, :], x.size(-1)
+        q, k, v = self.all(x.transpose(1, 2)).view(-1, n, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        y = F.scaled_dot_product_attention(q, k, y, self.near)
+        y = F.scaled_dot_product_attention(q, y, v, attn_mask=self.past[0, :, :n, :n].bool(), dropout_p=0.0)
+        met = q @ k.transpose(-2, -1)
+        y = y + met.masked_fill(self.past[:, :, :n, :n] == 0, float("-inf")).softmax(-1) @ v
+        y = y + torch.where(self.past[0, 0, :n, :n] > 0, met - self.near, torch.finfo(met.dtype).min).softmax(-1) @ v
+        y = y + torch.where(torch.eye(n, device=x.device) == 1, -1e9, met / self.wide).softmax(-1) @ v
+        return self.head(y.transpose(1, 2).reshape(-1, n, 8).mean(1))
+
+
+class Summed(nn.Module):
+    """Sums of products by the names of dimensions, of maps and of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(3, 8), nn.Linear(6, 4)
+        self.into, self.heads, self.near = (nn.Parameter(torch.randn(*s) / 3) for s in ((8, 6), (2, 4, 5), (12, 12)))
+        self.score = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.embed(x.transpose(1, 2)))
+        each = x.view(-1, 12, 2, 4)
+        share = torch.einsum("bqhd,bkhd->bhqk", each, each).softmax(-1)
+        y = torch.einsum("bhqk, bkhd -> bqhd", share, each).flatten(2)
+        y = (
+            torch.einsum("nm,bmc->bnc", self.near, x)
+            + y
+            + torch.einsum("bhl,bqh->bql", share[:, :, 0, :8], each[..., 0])
+        )
+        few = torch.einsum("blhd,hde->bhle", each, self.heads).sum(2)
+        rest = torch.einsum("bl,bld->bd", torch.einsum("bld,d->bl", y, self.score), x)
+        both = torch.einsum("bi,bhe->beih", rest, few).mean((1, 3)) * torch.einsum("bld,bld->bd", x, y)
+        return self.head(torch.einsum("bd,de->be", both, self.into))
+
+
 class Padded(nn.Module):
     """A recording in two channels beside its padding mask: what that hides counts in no mean."""
 
@@ -586,6 +649,38 @@ class Mirrored(nn.Module):
         return self.head(F.pad(y, (1, 0), "reflect")[:, :, 1:13].mean(1))
 
 
+class Resized(nn.Module):
+    """Maps made larger and smaller, by layers and functions."""
+
+    shape = (3, 9, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3), nn.Linear(16, 4)
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.one(x))
+        y = F.interpolate(y, scale_factor=(3, 2)) - F.interpolate(self.up(y), size=(15, 8), mode="bilinear")
+        y = F.interpolate(torch.tanh(self.two(y)), size=(x.shape[-2], 5))
+        return self.head(F.interpolate(y.flatten(2), scale_factor=0.4, mode="linear").mean(-1))
+
+
+class Strided(nn.Module):
+    """Some places of each dimension, and dimensions from their end to their beginning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(2, 6, 2), nn.Linear(7, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.one(x))
+        y = torch.cat([y[:, :, ::2, 1::2], y[..., 0::2, ::2].flip(2, 3)], 1)[:, ::2]
+        y = torch.tanh(self.two(F.pixel_shuffle(y[:, :, 1:], 2))).flatten(2)
+        y = torch.flip(y.transpose(1, 2), dims=(1, -1)) * y.transpose(1, 2).flip(1)[:, -1:]
+        return self.head(torch.cat([y[:, 3::4].mean(1), y[:, 1:2:3, -1]], 1))
+
+
 LINE, PLANE, SHORT = (3, 12), (3, 9, 8), BothWays.shape
 NETS = {
     "linear": ((5,), lambda: maps(nn.Linear(5, 6), nn.Linear(6, 6, bias=False), wide=6)),
@@ -639,6 +734,19 @@ NETS = {
     "zero_pad": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.ZeroPad2d((1, 0, 2, 1)), nn.Conv2d(4, 2, 3, 2), wide=40)),
     "edges": (LINE, Edged),
     "mirrored_edges": (PLANE, Mirrored),
+    "resized": (PLANE, Resized),
+    "strided": (PLANE, Strided),
+    "shuffled": (PLANE, lambda: maps(nn.Conv2d(3, 8, 3), nn.PixelShuffle(2), nn.Conv2d(2, 3, 3, 3), wide=48)),
+    "upsampled": (
+        LINE,
+        lambda: maps(nn.Conv1d(3, 4, 3, 2), nn.Upsample(scale_factor=3), nn.Upsample(20, mode="linear"), wide=80),
+    ),
+    "upsampled2d": (
+        PLANE,
+        lambda: maps(
+            nn.Conv2d(3, 2, 3, 3), nn.UpsamplingNearest2d(scale_factor=2), nn.UpsamplingBilinear2d((5, 7)), wide=70
+        ),
+    ),
     "padding_layers": (
         PLANE,
         lambda: maps(
@@ -731,6 +839,9 @@ NETS = {
     **{f"attention_{how}": (LINE, lambda how=how: Written(how)) for how in ("places", "unbound", "split")},
     "attention_fused": (LINE, lambda: Written("fused")),
     "attention_causal": (LINE, lambda: Written("causal")),
+    **{f"attention_{how}": (LINE, lambda how=how: Biased(how)) for how in ("learned", "hidden", "ahead")},
+    "einsum": (LINE, Summed),
+    "attention_seen": (LINE, Seeing),
     "padded_attention": ((9,), lambda: Texts(dropout=0.0)),
     "dropout_in_padded_attention": ((9,), Texts),
     "dropout_in_adapted_attention": ((9,), lambda: adapted(Texts(), "encoder.layers.*.self_attn")),
@@ -759,10 +870,13 @@ NETS = {
     "lstm_both_pieces": (SHORT, lambda: BothWays(nn.LSTM, "pieces", num_layers=2, bias=False)),
     "lstm_both_pair": (SHORT, lambda: BothWays(nn.LSTM, "pair")),
     "lstm_both_parts": (SHORT, lambda: BothWays(nn.LSTM, "parts")),
+    "rnn_both_all": (SHORT, lambda: BothWays(nn.RNN, "all", num_layers=2)),
+    "rnn_both_out": (SHORT, lambda: BothWays(nn.RNN, "out", num_layers=2, bias=False, nonlinearity="relu")),
     "one_moment": ((3, 1), lambda: BothWays(nn.LSTM, "all")),
     "adapted_both_gru": (SHORT, lambda: adapted(BothWays(nn.GRU, "out", num_layers=2), "rnn")),
     "dropout_in_gru": (SHORT, lambda: adapted(BothWays(nn.GRU, "all", num_layers=2, dropout=0.3), "rnn")),
     "dropout_in_lstm": (SHORT, lambda: BothWays(nn.LSTM, "ends", num_layers=3, bias=False, dropout=0.3)),
+    "dropout_in_rnn": (SHORT, lambda: adapted(BothWays(nn.RNN, "ends", num_layers=2, dropout=0.3), "rnn")),
     "adapted_both_lstm": (SHORT, lambda: adapted(BothWays(nn.LSTM, "ends", bias=False), "rnn")),
     **{
         type(layer).__name__: (LINE, lambda layer=layer: maps(nn.Conv1d(3, 4, 1), layer, wide=48))

@@ -112,11 +112,14 @@ def _convnext():
         (lambda: _sloped(nn.PReLU(16), nn.PReLU()), ["0", "2"]),
         (nets.Attending, ["attention", "conv"]),
         (nets.Hiding, ["attention", "conv"]),
+        (lambda: nets.Biased("learned"), ["attention", "conv"]),
+        (lambda: nets.Biased("hidden"), ["attention", "conv"]),
         (lambda: nets.adapted(nets.Hiding(), "attention"), ["attention.base", "conv"]),
         (lambda: nets.adapted(_wide(nets.Recurrent("mean", 2)), "gru"), ["gru.base", "conv"]),
         (nets.Beside, ["one", "two"]),
         (nets.Edged, ["one"]),
         (nets.Mirrored, ["one"]),
+        (nets.Resized, ["one", "two"]),
         (nets.Squeezed, ["conv", "fc.0"]),
         (nets.Logs, ["one", "two"]),
         (nets.Spoken, ["one", "two", "mix"]),
@@ -131,6 +134,7 @@ def _convnext():
         (lambda: _wide(nets.Long("state", 2)), ["lstm"]),
         (lambda: nets.BothWays(nn.GRU, "all", 16, num_layers=2), ["rnn"]),
         (lambda: nets.BothWays(nn.LSTM, "out", 16), ["rnn"]),
+        (lambda: nets.BothWays(nn.RNN, "mean", 16, num_layers=2, nonlinearity="relu"), ["rnn"]),
         (lambda: nets.adapted(nets.BothWays(nn.GRU, "ends", 16, num_layers=2), "rnn"), ["rnn.base"]),
     ],
 )
@@ -247,8 +251,22 @@ class Cross(nn.Module):
 
 
 class Masked(Cross):
+    def __init__(self, mask=None) -> None:
+        super().__init__()
+        self.mask = mask
+
     def forward(self, x):
-        return self.attention(x, x, x, attn_mask=x)[0]
+        return self.attention(x, x, x, attn_mask=x if self.mask is None else self.mask)[0]
+
+
+class Tabled(nn.Module):
+    def __init__(self, do) -> None:
+        super().__init__()
+        self.first, self.head, self.do = first(), nn.Linear(36, 4), do
+        self.register_buffer("table", torch.ones(3, 12))
+
+    def forward(self, x):
+        return self.head(self.do(self.first(x), self.table).flatten(1))
 
 
 class Hidden(Cross):
@@ -263,11 +281,6 @@ class Projected(nn.Module):
 
     def forward(self, x):
         return self.head(self.lstm(x)[0][:, -1])
-
-
-class Dropping(nn.Module):
-    def forward(self, x):
-        return nn.functional.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
 
 
 class Gru(nn.Module):
@@ -334,7 +347,7 @@ def late(x):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: nets.maps(first(), nn.RNN(12, 4), wide=12), "'1' is a RNN"),
+        (lambda: nets.maps(first(), nn.GRUCell(12, 4), wide=12), "'1' is a GRUCell.* use GRU over the whole"),
         (Projected, "proj_size=2"),
         (
             lambda: nets.maps(spectral_norm(first()), wide=36),
@@ -354,6 +367,11 @@ def late(x):
             lambda: Owning(lambda x, w: x * (w[0] * w[1])),
             "'mul_?1?' reckons with parameters alone; let each meet a map",
         ),
+        (
+            lambda: Odd(lambda x: nn.functional.interpolate(x[:, None], (3, 12), antialias=True, mode="bicubic")),
+            "no antia",
+        ),
+        (lambda: Odd(lambda x: nn.functional.interpolate(x, 1 << 16, mode="linear")), "whole multiples"),
         (lambda: Odd(lambda x: x.max(0)[0]), "takes the largest along 0"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(3, track_running_stats=True), wide=36), "track_running_stats"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(5), wide=36), "use num_features=3"),
@@ -370,14 +388,19 @@ def late(x):
         (lambda: Owning(lambda x, w: w @ x), "put the map first"),
         (lambda: Owning(lambda x, w: nn.functional.linear(x, x[:, 0])), "by a map; give it a parameter"),
         (lambda: Owning(lambda x, w: x @ nn.functional.normalize(w, 1.0)), r"normalize.*of a parameter .*p=2 alone"),
-        (lambda: Owning(lambda x, w: x.clamp(max=w.norm(dim=0))), "gives norm a parameter, .*by F.normalize"),
-        (lambda: Owning(lambda x, w: x.clamp(max=w)), "gives clamp a parameter, .* maps and numbers"),
+        (lambda: Owning(lambda x, w: x.clamp(max=w.norm(dim=0))), "gives norm a parameter or .*by F.normalize"),
+        (lambda: Owning(lambda x, w: x.clamp(max=w)), "gives clamp a parameter or a table"),
         (lambda: Odd(lambda x: x.to(torch.float64)), "float64"),
         (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
         (lambda: nets.maps(nn.Linear(12, 4), Cross(), wide=12), "from one sequence to another"),
-        (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask"),
+        (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask that is made of the sample"),
+        (lambda: nets.maps(nn.Linear(12, 4), Masked(torch.zeros(2, 3, 3)), wide=12), "each sample"),
+        (lambda: Odd(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, x)), "no comparison"),
+        (lambda: Odd(lambda x: x + torch.ones(12).cumsum(0).sqrt() - torch.ones(5)), "adds a tensor"),
+        (lambda: Odd(lambda x: x.masked_fill(torch.ones(5) > 0, 0.0)), "hides by a tensor"),
+        (lambda: Odd(lambda x: torch.where(x > 0, x, -x)), "among two maps"),
+        (lambda: Tabled(lambda x, table: x + table.sum(0)), "gives sum a parameter or a table"),
         (lambda: nets.maps(nn.Linear(12, 4), Hidden(), wide=12), "no comparison"),
-        (lambda: nets.maps(nn.Linear(12, 4), Dropping(), wide=12), "drops"),
         (lambda: Gru(take=1, bidirectional=True), r"gives several values, .* h\[-2\] and h\[-1\]"),
         (lambda: nets.Lower(nn.GRU), r"takes \(0,\).* h\[-1\]"),
         (lambda: nets.Lower(nn.LSTM), "its cells"),
@@ -389,7 +412,13 @@ def late(x):
         (lambda: Odd(drop_path), "new_empty.* draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth"),
         (lambda: Odd(stochastic_depth), "empty.* draw in layers alone"),
         (lambda: Odd(torch.cumsum), "cumsum"),
-        (lambda: Odd(lambda x: x[:, ::2]), "takes"),
+        (lambda: Odd(lambda x: x[::2]), "keep the whole batch"),
+        (lambda: Odd(lambda x: x.flip(0)), "behind the batch"),
+        (lambda: Odd(lambda x: nn.functional.pixel_shuffle(x.unflatten(2, (3, 4)), 2)), "whole squares"),
+        (lambda: Odd(lambda x: torch.einsum("bij->bji", x)), "name two tensors"),
+        (lambda: Odd(lambda x: torch.einsum("...j,jk->...k", x, torch.ones(12, 12))), "name two tensors"),
+        (lambda: Odd(lambda x: torch.einsum("bij,bij->b", x, x)), "the batch first"),
+        (lambda: Odd(lambda x: torch.einsum("bij,cij->bc", x, x)), "the batch first"),
         (lambda: Odd(lambda x: x.view(x.shape[0] * 3, 12)), "batch"),
         (lambda: Odd(lambda x: x.transpose(0, 1)), "keep the batch first"),
         (lambda: Odd(lambda x: x @ x), "multiplies"),

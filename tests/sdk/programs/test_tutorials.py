@@ -87,6 +87,13 @@ def test_a_vision_transformer_learns_alike_on_both_engines(algorithm, more):
     assert any((mask == 0).any() for mask in masks) == (algorithm == "hermes")
 
 
+def test_heads_that_a_mask_leaves_look_back_alike_on_both_engines():
+    torch.manual_seed(0)
+    options = {"threshold": 0.0, "block": 1, "tune_epochs": 1}
+    found = assert_both_engines_agree("hermes", (3, 12), tutorials.LooksBack(), options=options)
+    assert any((one == 0).any() for name, one in found.private["anna"].items() if name.endswith("self_attn"))
+
+
 @pytest.mark.parametrize("name", tutorials.NETS)
 def test_an_ordinary_network_learns_alike_on_both_engines(name):
     torch.manual_seed(0)

@@ -96,7 +96,7 @@ class Viewed(nn.Module):
 class Recurrent(nn.Module):
     """A convolution, a recurrent layer that is given zeros to begin with, and its last output."""
 
-    def __init__(self, kind: type[nn.LSTM | nn.GRU]) -> None:
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
         self.hidden, self.layers = 8, 1
         self.conv, self.recurrent = nn.Conv1d(3, 6, 3, padding=1), kind(6, self.hidden, self.layers, batch_first=True)
@@ -105,7 +105,7 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool1d(F.relu(self.conv(x)), 2).permute(0, 2, 1)
         h0 = torch.zeros(self.layers, x.size(0), self.hidden).to(x.device)
-        if isinstance(self.recurrent, nn.GRU):
+        if not isinstance(self.recurrent, nn.LSTM):
             out, _ = self.recurrent(x, h0)
         else:
             c0 = torch.zeros(self.layers, len(x), self.hidden, device=x.device)
@@ -494,6 +494,179 @@ def convnext() -> nn.Module:
     return ConvNeXt([CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 1)], stochastic_depth_prob=0.3, num_classes=4)
 
 
+class UNet(nn.Module):
+    """Down and up again, each level beside what it was before; ``up`` says how it is made larger."""
+
+    def __init__(self, up: str) -> None:
+        super().__init__()
+        self.one, self.two, self.three = (nn.Conv1d(n, 8, 3, padding=1) for n in (3, 8, 8))
+        self.four, self.five, self.pool = (
+            nn.Conv1d(16, 8, 3, padding=1),
+            nn.Conv1d(16, 8, 3, padding=1),
+            nn.MaxPool1d(2),
+        )
+        self.layer, self.up = nn.Upsample(scale_factor=2, mode="linear", align_corners=False), up
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Conv1d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = F.relu(self.norm(self.one(x)))
+        two = F.relu(self.two(self.pool(one)))
+        three = F.relu(self.three(self.pool(two)))
+        two = F.relu(self.four(torch.cat([self.larger(three, two), two], dim=1)))
+        return self.last(F.relu(self.five(torch.cat([self.larger(two, one), one], dim=1)))).mean(-1)
+
+    def larger(self, x: Tensor, like: Tensor) -> Tensor:
+        if self.up == "layer":
+            return self.layer(x)
+        if self.up == "size":
+            return F.interpolate(x, size=like.shape[2:], mode="linear", align_corners=True)
+        return F.interpolate(x, scale_factor=2, mode="nearest")
+
+
+class Reversed(nn.Module):
+    """What comes and what has been, of which every second moment is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ahead, self.back = nn.Conv1d(3, 8, 3, padding=1), nn.Conv1d(3, 8, 3, padding=1)
+        self.gru, self.head = nn.GRU(16, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([F.relu(self.ahead(x)), F.relu(self.back(x.flip(-1))).flip(-1)], dim=1)
+        return self.head(self.gru(x[:, :, ::2].transpose(1, 2))[0][:, -1])
+
+
+class SubPixel(nn.Module):
+    """Channels that become places, and places read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.PixelShuffle(2), nn.Conv2d(2, 8, 3, 2))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.body(x)).mean((2, 3)))
+
+
+class GPT(nn.Module):
+    """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Linear(3, 8), nn.Parameter(torch.randn(1, 20, 8) * 0.02)
+        self.blocks, self.norm, self.head = (
+            nn.ModuleList(Block(how) for _ in range(2)),
+            nn.LayerNorm(8),
+            nn.Linear(8, 4),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(1, 2)
+        x = self.embed(x) + self.places[:, : x.size(1)]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)[:, -1])
+
+
+class Block(nn.Module):
+    """One block of it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.before, self.between, self.all, self.out = (
+            nn.LayerNorm(8),
+            nn.LayerNorm(8),
+            nn.Linear(8, 24),
+            nn.Linear(8, 8),
+        )
+        self.feed, self.dropped, self.dropout, self.how = nn.Linear(8, 8), nn.Dropout(0.1), 0.1, how
+        self.register_buffer("bias", torch.tril(torch.ones(20, 20)).view(1, 1, 20, 20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, C = x.size()
+        q, k, v = self.all(self.before(x)).split(C, dim=2)
+        q, k, v = (one.view(B, T, 2, C // 2).transpose(1, 2) for one in (q, k, v))
+        if self.how == "by hand":
+            met = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+            met = met.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+            y = self.dropped(F.softmax(met, dim=-1)) @ v
+        else:
+            share, mask = self.dropout if self.training else 0, None
+            if self.how == "masked":
+                mask = torch.triu(torch.ones(T, T, device=x.device) * float("-inf"), diagonal=1)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=share, is_causal=mask is None)
+        x = x + self.out(y.transpose(1, 2).contiguous().view(B, T, C))
+        return x + F.gelu(self.feed(self.between(x)))
+
+
+class Heads(nn.Module):
+    """Attention whose products are named, over channels and places of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.all = nn.Conv2d(1, 8, 3, 2), nn.Conv2d(8, 24, 1)
+        self.out, self.fc = nn.Conv2d(8, 8, 1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        b, c, h, w = x.shape
+        q, k, v = (one.reshape(b, 2, c // 2, h * w) for one in self.all(x).chunk(3, dim=1))
+        share = (torch.einsum("bhdi,bhdj->bhij", q, k) * (c // 2) ** -0.5).softmax(dim=-1)
+        x = x + self.out(torch.einsum("bhij,bhdj->bhdi", share, v).reshape(b, c, h, w))
+        return self.fc(x.mean((2, 3)))
+
+
+class LooksBack(nn.Module):
+    """torch's own encoder under a mask that hides what comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embed, self.fc = nn.Linear(3, 8), nn.Linear(8, 4)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.transpose(1, 2))
+        mask = nn.Transformer.generate_square_subsequent_mask(x.size(1), device=x.device)
+        return self.fc(self.encoder(x, mask=mask, is_causal=True)[:, -1])
+
+
+class OneDropout(nn.Module):
+    """One layer of dropout behind three others, and one of channels behind two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.fc1, self.fc2 = (
+            nn.Conv1d(3, 8, 3),
+            nn.Conv1d(8, 8, 3),
+            nn.Linear(8, 8),
+            nn.Linear(8, 4),
+        )
+        self.drop, self.maps, self.relu = nn.Dropout(0.3), nn.Dropout1d(0.2), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maps(self.relu(self.conv1(x)))
+        x = self.drop(self.maps(self.relu(self.conv2(x)))).mean(-1)
+        return self.fc2(self.drop(self.relu(self.fc1(self.drop(x)))))
+
+
+class Distances(nn.Module):
+    """Waves of the places are added, and what is far away is scored lower: both are made of sizes in the pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.fc = nn.Linear(3, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.transpose(1, 2))
+        n, at = x.size(1), torch.arange(x.size(1), device=x.device)
+        waves = at.float()[:, None] * torch.exp(torch.arange(0, 8, 2, device=x.device, dtype=x.dtype) * -1.2)
+        q = (x + torch.cat([waves.sin(), waves.cos()], dim=-1)).view(-1, n, 2, 4).transpose(1, 2)
+        far = (at[None] - at[:, None]).abs() * torch.tensor([0.5, 0.25]).view(2, 1, 1)
+        y = (q @ q.transpose(-2, -1) / 2 - far).softmax(-1) @ q
+        return self.fc(y.transpose(1, 2).flatten(2).mean(1))
+
+
 NETS = {
     "convnext": ((3, 16, 16), convnext),
     "convnext v2": (IMAGE, ConvNeXtV2),
@@ -503,6 +676,18 @@ NETS = {
     "ecapa": ((3, 12), Heed),
     "x-vector": ((3, 12), XVector),
     "llama": ((9,), Llama),
+    "distances": ((3, 12), Distances),
+    "one dropout": ((3, 12), OneDropout),
+    "named products": (IMAGE, Heads),
+    "gpt by hand": ((3, 12), lambda: GPT("by hand")),
+    "gpt": ((3, 12), lambda: GPT("by function")),
+    "gpt under a mask": ((3, 12), lambda: GPT("masked")),
+    "looks back": ((3, 12), LooksBack),
+    "reversed": ((3, 12), Reversed),
+    "sub-pixel": (IMAGE, SubPixel),
+    "u-net": ((3, 12), lambda: UNet("times")),
+    "u-net by layers": ((3, 12), lambda: UNet("layer")),
+    "u-net by sizes": ((3, 14), lambda: UNet("size")),
     "dropout as functions": (IMAGE, Dropping),
     "attention by hand": ((9,), Scratch),
     "leftovers": ((3, 12), Leftovers),
@@ -516,6 +701,7 @@ NETS = {
     "places looked up": ((9,), lambda: Text("for all")),
     "places looked up for each": ((9,), lambda: Text("for each")),
     "lstm from zeros": ((3, 12), lambda: Recurrent(nn.LSTM)),
+    "rnn from zeros": ((3, 12), lambda: Recurrent(nn.RNN)),
     "gru from zeros": ((3, 12), lambda: Recurrent(nn.GRU)),
     "vit with torch's own dropout": (IMAGE, lambda: ViT("sizes", dropout=0.1)),
     "lenet": (IMAGE, LeNet),

@@ -18,13 +18,16 @@ from talaria.programs.layers.parameters import Weight
 _Target = Callable[..., Any] | str
 
 
-def turned(target: _Target, args: Sequence[Any], named: Mapping[str, Any]) -> Weight | None:
-    """A parameter after a call that reads it and numbers alone, or None for another call. Raises as torch does."""
+def turned(target: _Target, args: Sequence[Any], named: Mapping[str, Any]) -> Weight | torch.Tensor | None:
+    """A parameter after a call that reads it and numbers alone, or None for another call: of a comparison a mask, which
+    what is not trained gives once and for all. Raises as torch does."""
     a, b = (*args, None)[:2]
     if isinstance(a, Weight):
-        found = _moved(getattr(target, "__name__", str(target)), a, args[1:], named) or _bent(
-            target, a, args[1:], named
-        )
+        name = getattr(target, "__name__", str(target))
+        if name in _COMPARED and not a.trains and a.as_it_is:
+            mask: torch.Tensor = getattr(a.now, name)(*args[1:], **named)
+            return mask
+        found = _moved(name, a, args[1:], named) or _bent(target, a, args[1:], named)
         if found is not None:
             return found
     if len(args) != 2 or named:
@@ -76,6 +79,7 @@ def _unit(weight: Weight, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out:
     return weight.bent(unit([range(len(weight.shape))[dim]], eps))
 
 
+_COMPARED = ("eq", "ne", "gt", "lt", "ge", "le", "bool")
 _SUM = (operator.add, torch.add, "add")
 _DIFFERENCE = (operator.sub, torch.sub, "sub")
 _PRODUCT = (operator.mul, torch.mul, "mul")

@@ -16,15 +16,23 @@ from talaria.model.inside import base_of
 from talaria.programs.graph import Draft, times
 from talaria.programs.layers.base import Map, Pullback, Step, refused
 from talaria.programs.layers.matrices import Matrices
+from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.weighing import Weighing
 
 
-def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """What ``layer(x, x, x)[0]`` is, of rows; a fourth map is the padding mask."""
+def attention(
+    step: Step, layer: str, module: Module, given: Sequence[Map], *, mask: Weight | None = None
+) -> tuple[Map, Pullback]:
+    """What ``layer(x, x, x)[0]`` is, of rows; a fourth map is the padding mask.
+
+    ``mask`` (length, length) is the same for each sample: numbers that are added, or where keys are hidden.
+    """
     own, draft, x = cast(MultiheadAttention, base_of(module)), step.draft, given[0]
     weights = Matrices(step, layer, module)
     _known(step, layer, own, given)
+    if mask is not None and mask.shape != x.lead * 2:
+        raise refused(layer, f"has an attn_mask of {mask.shape}", "make it (length, length), the same for each sample")
     wide, each, (length,) = own.embed_dim, own.head_dim, x.lead
     joint = weights.value("in_proj_weight", (times(layer, 3), wide))
     shift = weights.value("in_proj_bias", (times(layer, 3),))
@@ -41,6 +49,11 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     scale = draft.constant(1 / sqrt(each))
     scaled = draft.op("Mul", q, scale)
     met = draft.op("MatMul", _turned(draft, scaled), k)
+    if mask is not None and mask.is_mask:
+        over = draft.op("Greater", mask.value(step), draft.constant(0.5))
+        met = draft.op("Where", over, draft.constant(float("-inf")), met)
+    elif mask is not None:
+        met = draft.op("Add", met, mask.value(step))
     if len(given) > 3:
         met = _hidden(draft, met, given[3].value, length)
     share = draft.op("Softmax", met, axis=2)
@@ -65,6 +78,8 @@ def attention(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
             each_kept = draft.op("Mul", draft.op("MatMul", _turned(draft, slope), v), draw)
             towards = draft.op("Sub", each_kept, _turned(draft, met))
         scores = draft.op("Mul", share, towards)
+        if mask is not None and mask.trains:
+            mask.train(step, draft.sum(scores, 0))
         dq = draft.op("Mul", draft.op("MatMul", k, _turned(draft, scores)), scale)
         dk = draft.op("MatMul", scaled, scores)
         dv = draft.op("MatMul", slope, kept)

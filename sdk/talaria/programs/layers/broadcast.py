@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import Any
 
 from talaria.programs.graph import Size, added
 from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
@@ -81,12 +82,14 @@ def unsqueezed(step: Step, layer: str, x: Map, dim: int) -> tuple[Map, Pullback]
 
 
 def cut(step: Step, layer: str, x: Map, axis: int, piece: slice) -> tuple[Map, Pullback]:
-    """Neighbouring places of a dimension; of widths side by side that a mask may narrow, whole ones."""
+    """Some places of a dimension; of widths side by side that a mask may narrow, whole ones."""
     wide, draft = list(sizes(x)), step.draft
     size = step.held(wide[axis - 1])
     places = range(step.known(size))[piece]
-    if places.step != 1 or not places:
-        raise refused(layer, f"takes {piece} of {size}", "take neighbouring places, of which there is one")
+    if not places:
+        raise refused(layer, f"takes {piece} of {size}", "take places, of which there is one")
+    if places.step != 1:
+        return _apart(step, layer, x, axis, places)
     before, wide[axis - 1], behind = _cut(step, layer, size, places)
     out = shaped(step, layer, wide)
     start = step.extent(before)
@@ -105,6 +108,54 @@ def cut(step: Step, layer: str, x: Map, axis: int, piece: slice) -> tuple[Map, P
         return [closed(step, draft.op("Pad", opened(step, g, out), pads, draft.constant(0.0)), x)]
 
     return y, back
+
+
+def _apart(step: Step, layer: str, x: Map, axis: int, places: range) -> tuple[Map, Pullback]:
+    """Places of a dimension with others between them."""
+    wide, draft = list(sizes(x)), step.draft
+    size = step.held(wide[axis - 1])
+    if not isinstance(size, int):
+        raise refused(layer, f"takes some places of the width {size!r}, which a mask may narrow", "take neighbours")
+    wide[axis - 1] = len(places)
+    out = shaped(step, layer, wide)
+    ends = (draft.ints(n) for n in (places.start, places[-1] + 1, axis, places.step))
+    y = filled(step, draft.op("Slice", opened(step, x.value, x), *ends), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        order = [i for i in range(1 + len(wide)) if i != axis] + [axis]
+        low, high = [0] * (2 + len(wide)), [0] * (2 + len(wide))
+        each = draft.op("Unsqueeze", draft.transpose(opened(step, g, out), *order), draft.ints(len(order)))
+        high[-1] = places.step - 1
+        each = draft.op("Pad", each, draft.ints(*low, *high), draft.constant(0.0))
+        each = draft.reshape(each, *(0,) * len(wide), -1)
+        over = size - places.start - len(places) * places.step
+        if over < 0:
+            each = draft.op("Slice", each, *(draft.ints(n) for n in (0, size - places.start, len(wide), 1)))
+        low, high = [0] * len(order), [0] * len(order)
+        low[-1], high[-1] = places.start, max(over, 0)
+        each = draft.op("Pad", each, draft.ints(*low, *high), draft.constant(0.0)) if low[-1] or high[-1] else each
+        return [closed(step, draft.transpose(each, *(order.index(i) for i in range(len(order)))), x)]
+
+    return y, back
+
+
+def flipped(step: Step, layer: str, x: Map, *given: Any, dims: Sequence[int] = ()) -> tuple[Map, Pullback]:
+    """Some dimensions behind the batch from their last place to their first."""
+    wide, draft = sizes(x), step.draft
+    flat = dims or (given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given)
+    axes = [one % (1 + len(wide)) for one in flat]
+    held = [step.held(wide[axis - 1]) for axis in axes]
+    if 0 in axes or not all(isinstance(one, int) for one in held):
+        raise refused(layer, f"flips {flat} of {wide}", "flip dimensions behind the batch, of which no mask takes any")
+    out = shaped(step, layer, wide)
+
+    def turned(value: str) -> str:
+        for axis, size in zip(axes, map(step.known, held), strict=True):
+            value = draft.op("Slice", value, *(draft.ints(n) for n in (-1, -size - 1, axis, -1)))
+        return value
+
+    y = filled(step, turned(opened(step, x.value, x)), out)
+    return y, lambda g, wanted: [closed(step, turned(opened(step, g, out)), x)]
 
 
 def _cut(step: Step, layer: str, size: Size, places: range) -> tuple[Size, Size, Size]:

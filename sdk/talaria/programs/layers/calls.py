@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from math import prod, sqrt
+from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn import Module
@@ -17,13 +16,16 @@ from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
 from talaria.programs.layers import activation, arithmetic, lengths, plumbing, pooling, projection, sample_norm
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, refused
-from talaria.programs.layers.broadcast import cut, indexed, stretched, unsqueezed
+from talaria.programs.layers.broadcast import cut, flipped, indexed, stretched, unsqueezed
 from talaria.programs.layers.deviations import deviation, variance
+from talaria.programs.layers.einsum import einsum
 from talaria.programs.layers.glu import glu
 from talaria.programs.layers.largest import largest, smallest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each
+from talaria.programs.layers.products import attend, matmul
+from talaria.programs.layers.resizing import resized, shuffled
 from talaria.programs.layers.sequence import (
     averaged,
     closed,
@@ -138,6 +140,17 @@ def _repeat(step: Step, layer: str, x: Map | Weight, *times: Any) -> tuple[Map, 
     return _expand(step, layer, x, first, *(own if n == 1 else n for own, n in zip(held[1:], many[1:], strict=True)))
 
 
+_COMPARED: Mapping[str, tuple[str, bool]] = {
+    "eq": ("Equal", False),
+    "ne": ("Equal", True),
+    "gt": ("Greater", False),
+    "lt": ("Less", False),
+    "ge": ("Less", True),
+    "le": ("Greater", True),
+}
+"""The operator of a comparison, and whether what it says is turned round."""
+
+
 def _unflatten(step: Step, layer: str, x: Map, dim: int, parts: Sequence[int]) -> tuple[Map, Pullback]:
     held = [step.known(one) for one in sizes(x)]
     at = _axis(x, dim) - 1
@@ -168,73 +181,6 @@ def _apart(step: Step, layer: str, x: Map, behind: Sequence[int]) -> tuple[Map, 
     back: Pullback = lambda g, wanted: [  # noqa: E731
         closed(step, draft.op("Reshape", opened(step, g, out), draft.op("Shape", whole)), x)
     ]
-    return y, back
-
-
-def _matmul(step: Step, layer: str, a: Map | Weight, b: Map | Weight) -> tuple[Map, Pullback]:
-    if isinstance(a, Weight):
-        raise refused(layer, "multiplies a parameter by a map", "put the map first: x @ self.weight")
-    if isinstance(b, Weight):
-        return projection.matmul(step, layer, a, b)
-    draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))
-    if len(left) != len(right) or len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
-        raise refused(layer, f"multiplies {left} by {right}", "multiply matrices of the same batch")
-    out = shaped(step, layer, [*left[:-1], right[-1]])
-    last = 1 + len(left)
-    swap = (*range(last - 2), last - 1, last - 2)
-    first, second = (opened(step, x.value, x) for x in (a, b))
-    y = filled(step, draft.op("MatMul", first, second), out)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        slope = opened(step, g, out)
-        da = closed(step, draft.op("MatMul", slope, draft.transpose(second, *swap)), a) if wanted[0] else None
-        db = closed(step, draft.op("MatMul", draft.transpose(first, *swap), slope), b) if wanted[-1] else None
-        return [da, db]
-
-    return y, back
-
-
-def _attend(
-    step: Step,
-    layer: str,
-    query: Map,
-    key: Map,
-    value: Map,
-    attn_mask: object = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-) -> tuple[Map, Pullback]:
-    """Scaled products of (..., length, width); the mask is none, or the one that looks back."""
-    if attn_mask is not None or dropout_p:
-        raise refused(layer, "masks or drops attention weights", "leave out attn_mask and dropout_p")
-    draft = step.draft
-    wide = [step.known(one) for one in sizes(query)]
-    last = 1 + len(wide)
-    swap = (*range(last - 2), last - 1, last - 2)
-    if len(wide) < 2 or any(step.known(sizes(x)[-1]) != wide[-1] for x in (key,)):
-        raise refused(layer, f"attends over {wide}", "give (batch, ..., length, width)")
-    factor = draft.constant(1 / sqrt(wide[-1]) if scale is None else scale)
-    q, k, v = (opened(step, x.value, x) for x in (query, key, value))
-    scaled = draft.op("Mul", q, factor)
-    products = draft.op("MatMul", scaled, draft.transpose(k, *swap))
-    if is_causal:
-        later = np.triu(np.full((wide[-2], step.known(sizes(key)[-2])), -np.inf), 1)
-        products = draft.op("Add", products, draft.constant(later))
-    share = draft.op("Softmax", products, axis=last - 1)
-    out = shaped(step, layer, [*wide[:-1], step.known(sizes(value)[-1])])
-    mixed = draft.op("MatMul", share, v)
-    y = filled(step, mixed, out)
-
-    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        slope = opened(step, g, out)
-        met = draft.sum(draft.op("Mul", slope, mixed), last - 1, keep=True)
-        scores = draft.op("Mul", share, draft.op("Sub", draft.op("MatMul", slope, draft.transpose(v, *swap)), met))
-        dq = draft.op("Mul", draft.op("MatMul", scores, k), factor)
-        dk = draft.op("MatMul", draft.transpose(scores, *swap), scaled)
-        dv = draft.op("MatMul", draft.transpose(share, *swap), slope)
-        return [closed(step, one, x) for one, x in ((dq, query), (dk, key), (dv, value))]
-
     return y, back
 
 
@@ -363,6 +309,16 @@ def _adaptive_pool(kind: type[Module], rule: Rule) -> Call:
     return call
 
 
+def _of_maps(call: Call) -> Call:
+    """A function of maps with their channels first, whatever it is given."""
+
+    def converted(step: Step, layer: str, x: Map, *args: Any, **named: Any) -> tuple[Map, Pullback]:
+        rule: Rule = lambda step, layer, own, given: call(step, layer, given[0], *args, **named)  # noqa: E731
+        return on_maps(rule)(step, layer, Module(), [x])
+
+    return converted
+
+
 def _activation(kind: type[Module]) -> Call:
     """A function, as the module of its arguments."""
 
@@ -397,16 +353,20 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.truediv, torch.div, "div"), arithmetic.divide),
     **dict.fromkeys((torch.softmax, F.softmax, "softmax"), softmax),
     **dict.fromkeys((torch.log_softmax, F.log_softmax, "log_softmax"), log_softmax),
-    **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), _matmul),
+    **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), matmul),
     operator.getitem: _item,
+    **dict.fromkeys((torch.flip, "flip"), flipped),
     **dict.fromkeys((torch.sum, "sum"), _sum),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), arithmetic.clamp),
     **dict.fromkeys((torch.clamp_min, "clamp_min"), arithmetic.clamp_min),
     **dict.fromkeys((torch.clamp_max, "clamp_max"), arithmetic.clamp_max),
     F.linear: projection.linear,
-    F.scaled_dot_product_attention: _attend,
+    torch.einsum: einsum,
+    F.scaled_dot_product_attention: attend,
     F.pad: padded,
+    F.interpolate: _of_maps(resized),
+    F.pixel_shuffle: _of_maps(shuffled),
     **dict.fromkeys((F.max_pool1d, torch.max_pool1d), _max_pool(nn.MaxPool1d)),
     **dict.fromkeys((F.max_pool2d, torch.max_pool2d), _max_pool(nn.MaxPool2d)),
     **dict.fromkeys((torch.flatten, "flatten"), _flatten),
@@ -438,16 +398,16 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     "float": _float,
     **dict.fromkeys(("long", "int"), _whole),
     **dict.fromkeys(("to", "type"), _to),
-    **dict.fromkeys((operator.eq, torch.eq, "eq"), _compared("Equal", False)),
-    **dict.fromkeys((operator.ne, torch.ne, "ne"), _compared("Equal", True)),
-    **dict.fromkeys((operator.gt, torch.gt, "gt"), _compared("Greater", False)),
-    **dict.fromkeys((operator.lt, torch.lt, "lt"), _compared("Less", False)),
-    **dict.fromkeys((operator.ge, torch.ge, "ge"), _compared("Less", True)),
-    **dict.fromkeys((operator.le, torch.le, "le"), _compared("Greater", True)),
+    **{
+        call: _compared(*how)
+        for name, how in _COMPARED.items()
+        for call in (getattr(operator, name), getattr(torch, name), name)
+    },
 }
 """By the function, or the name of a tensor's method."""
 WITH_PARAMETERS = (
     *(arithmetic.add, arithmetic.subtract, arithmetic.multiply, arithmetic.divide, arithmetic.raised),
-    *(_expand, _expand_as, _repeat, _matmul, projection.linear, sample_norm.layer_norm, sample_norm.rms_norm),
+    *(_expand, _expand_as, _repeat, projection.linear, sample_norm.layer_norm, sample_norm.rms_norm),
+    *(masked_fill, where, matmul, attend, einsum),
 )
-"""Calls that may be given parameters of the module."""
+"""Calls that may be given parameters of the module, and tables."""

@@ -1,4 +1,4 @@
-"""What one layer of GRU and LSTM does at each moment in one direction, and the way back over all of them.
+"""What one layer of RNN, GRU and LSTM does at each moment in one direction, and the way back over all of them.
 
 What meets all moments alike, the products with the inputs and the gradients of the weights, is one product each.
 """
@@ -88,7 +88,7 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -
 def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
     """One layer of LSTM (Hochreiter and Schmidhuber 1997): the cell is c' = f c + i g, its state o tanh c'. Given what
     :func:`gru` is."""
-    draft, own = weights.step.draft, cast(RNNBase, base_of(weights.module))
+    draft = weights.step.draft
     into, over, bias, hidden = _held(weights, place, 4, inputs)
     assert into is not None
     assert over is not None
@@ -126,16 +126,53 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int) 
             if moment != order[0]:
                 carried = draft.op("Mul", inner, f)
                 later = draft.op("MatMul", found[moment], over)
-        whole = joined(draft, found)
-        for name, value in (("weight_ih", below), ("weight_hh", joined(draft, before))):
-            product = partial(draft.product, whole, value, rank=2, turn_a=True)
-            weights.trained(f"{name}_{place}", product)
-        if own.bias:
-            for name in ("bias_ih", "bias_hh"):
-                weights.trained(f"{name}_{place}", lambda: draft.sum(whole, 0))
-        return draft.op("MatMul", whole, into) if wanted else ""
+        return _learned(weights, place, joined(draft, found), below, joined(draft, before), into, wanted)
 
     return [states[moment] for moment in range(moments)], way
+
+
+def rnn(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
+    """One layer of torch.nn.RNN (Elman 1990): the new state is tanh(W x + V h + b), or relu of that. Given what
+    :func:`gru` is."""
+    draft, own = weights.step.draft, cast(RNNBase, base_of(weights.module))
+    into, over, bias, hidden = _held(weights, place, 1, inputs)
+    assert into is not None
+    assert over is not None
+    shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
+    given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
+    order, h = _order(place, moments), _zeros(draft, _multiples(draft, over)[1])
+    bend, states, before = "Tanh" if own.mode == "RNN_TANH" else "Relu", dict[int, str](), dict[int, str]()
+    for moment in order:
+        at, before[moment] = draft.constant(moment, "int64"), h
+        whole = draft.op("Gemm", h, over, draft.op("Gather", given, at, axis=0), transB=1)
+        h = states[moment] = draft.op(bend, whole)
+
+    def way(slopes: Sequence[str | None], wanted: bool) -> str:
+        one, none, found = draft.constant(1.0), draft.constant(0.0), dict[int, str]()
+        later: str | None = None
+        for moment in order[::-1]:
+            slope, seen = draft.total([part for part in (slopes[moment], later) if part is not None]), states[moment]
+            if bend == "Tanh":
+                found[moment] = draft.op("Mul", slope, draft.op("Sub", one, draft.op("Mul", seen, seen)))
+            else:
+                found[moment] = draft.op("Where", draft.op("Greater", seen, none), slope, none)
+            if moment != order[0]:
+                later = draft.op("MatMul", found[moment], over)
+        return _learned(weights, place, joined(draft, found), below, joined(draft, before), into, wanted)
+
+    return [states[moment] for moment in range(moments)], way
+
+
+def _learned(weights: Matrices, place: str, slope: str, below: str, before: str, into: str, wanted: bool) -> str:
+    """Keeps the gradients of weights whose products with inputs and states are added up, of the ``slope`` of that sum
+    at all moments; gives the slope of the inputs, if it is ``wanted``."""
+    draft = weights.step.draft
+    for name, value in (("weight_ih", below), ("weight_hh", before)):
+        weights.trained(f"{name}_{place}", partial(draft.product, slope, value, rank=2, turn_a=True))
+    if cast(RNNBase, base_of(weights.module)).bias:
+        for name in ("bias_ih", "bias_hh"):
+            weights.trained(f"{name}_{place}", lambda: draft.sum(slope, 0))
+    return draft.op("MatMul", slope, into) if wanted else ""
 
 
 def _held(

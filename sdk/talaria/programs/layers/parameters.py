@@ -24,7 +24,7 @@ class Weight:
 
     ``turns`` is what the forward pass did to it before it met a map: each a kind (``index``, ``reshape`` or
     ``permute``) and what Tensor's method takes, or ``each`` and a function of its values. What is no parameter, and no
-    buffer of the state, stands in the file.
+    float buffer of the state, stands in the file.
     """
 
     layer: str
@@ -48,6 +48,24 @@ class Weight:
         """Whether it is a parameter that is trained."""
         return self.tensor.requires_grad
 
+    @property
+    def as_it_is(self) -> bool:
+        """Whether its values are read as they stand, in whatever form."""
+        return not any(kind == "each" for kind, _ in self.turns)
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it says where something is so."""
+        return self.tensor.dtype == torch.bool
+
+    @property
+    def now(self) -> Tensor:
+        """The tensor as it is read and stands in the module; for one in another form alone."""
+        found = self.tensor.detach()
+        for kind, how in self.turns:
+            found = _turned(found, kind, how)
+        return found
+
     def turned(self, kind: str, how: Any) -> Weight:
         """This one with one more turn. Raises what torch raises where the turn does not fit."""
         out = replace(self, turns=(*self.turns, (kind, how)))
@@ -59,13 +77,13 @@ class Weight:
         return self.turned("each", (of, module or Identity()))
 
     def value(self, step: Step) -> str:
-        """The value that is read."""
+        """The value that is read; a mask is 1 or 0."""
         return self._values(step)[-1]
 
     def _values(self, step: Step) -> list[str]:
         """The value before the first turn, and after each."""
         draft, whole = step.draft, self.tensor
-        kind = str(whole.dtype).removeprefix("torch.")
+        kind = "float32" if whole.dtype == torch.bool else str(whole.dtype).removeprefix("torch.")
         if key("", self.name) in self.owner.state_dict():
             value = step.weight(self.layer, self.name, whole, whole.shape, kind)
             assert value is not None
@@ -116,9 +134,18 @@ class Weight:
     def _after(self, kind: str, how: Any, shape: Sequence[int]) -> tuple[int, ...]:
         if kind == "each":
             return tuple(shape)
-        like = torch.empty(tuple(shape), device="meta")
-        made = like[how] if kind == "index" else like.permute(how) if kind == "permute" else like.reshape(how)
-        return tuple(made.shape)
+        return tuple(_turned(torch.empty(tuple(shape), device="meta"), kind, how).shape)
+
+
+def _turned(tensor: Tensor, kind: str, how: Any) -> Tensor:
+    return tensor[how] if kind == "index" else tensor.permute(how) if kind == "permute" else tensor.reshape(how)
+
+
+def fixed(tensor: Tensor) -> Weight:
+    """A tensor that no state has: it stands in the file."""
+    owner = Module()
+    owner.register_buffer("value", tensor.contiguous(), persistent=False)
+    return Weight("", "value", owner)
 
 
 @dataclass(frozen=True)
@@ -170,10 +197,7 @@ def _put_back(draft: Draft, g: str, index: Any, shape: Sequence[int]) -> str:
 def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[Map, Pullback]:
     """x plus, times, or to the power of what is the same for each sample (``kind`` Add, Mul or Pow)."""
     draft, shape, wide = step.draft, weight.shape, [step.known(one) for one in sizes(x)]
-    behind = shape[1:] if len(shape) == 1 + len(wide) and shape[0] == 1 else shape
-    if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
-        what = {"Add": "adds", "Mul": "multiplies", "Pow": "takes the power of"}[kind]
-        raise refused(layer, f"{what} a tensor of {shape} to maps of {wide}", "give it the map's sizes")
+    require_met(layer, weight, wide, {"Add": "adds", "Mul": "multiplies", "Pow": "takes the power of"}[kind])
     rows = not x.space and shape[-1:] == (wide[-1],) and prod(shape[:-1]) == 1  # as they stand
     if rows and len(shape) > 1:
         weight, shape = weight.turned("reshape", (-1,)), shape[-1:]
@@ -196,7 +220,7 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         slope = g if rows else opened(step, g, x)
         met = of_weight(slope)
-        weight.train(step, step.summed(met, x.lead) if rows else _each(step, met, shape, len(wide)))
+        weight.train(step, step.summed(met, x.lead) if rows else each(step, met, shape, len(wide)))
         if kind == "Add" or not wanted[0]:
             return [g]
         return [of_map(slope) if rows else closed(step, of_map(slope), x)]
@@ -204,7 +228,15 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
     return x.like(made) if rows else filled(step, made, x), no_way_back if step.looks else back
 
 
-def _each(step: Step, slope: str, shape: Sequence[int], rank: int) -> str:
+def require_met(layer: str, weight: Weight, wide: Sequence[int], does: str) -> None:
+    """Refuse a tensor that is not stretched to the sizes ``wide`` behind the batch."""
+    shape = weight.shape
+    behind = shape[1:] if len(shape) == 1 + len(wide) and shape[0] == 1 else shape
+    if any(b not in (1, w) for b, w in zip(behind[::-1], wide[::-1], strict=False)) or len(behind) > len(wide):
+        raise refused(layer, f"{does} a tensor of {shape} to maps of {list(wide)}", "give it the map's sizes")
+
+
+def each(step: Step, slope: str, shape: Sequence[int], rank: int) -> str:
     """The sum of a slope (batch, ...) over all that a tensor of this shape was stretched to."""
     draft, own = step.draft, (1,) * (1 + rank - len(shape)) + tuple(shape)
     over = [i for i, size in enumerate(own) if size == 1]
@@ -227,7 +259,7 @@ def for_each(step: Step, layer: str, weight: Weight, behind: Sequence[int]) -> t
     y = filled(step, draft.op("Expand", weight.value(step), whole), out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        weight.train(step, _each(step, opened(step, g, out), weight.shape, len(behind)))
+        weight.train(step, each(step, opened(step, g, out), weight.shape, len(behind)))
         return []
 
     return y, no_way_back if step.looks else back

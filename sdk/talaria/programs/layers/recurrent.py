@@ -1,4 +1,4 @@
-"""GRU and LSTM in one direction or both, unrolled over the length of their sequence, layer on layer.
+"""RNN, GRU and LSTM in one direction or both, unrolled over the length of their sequence, layer on layer.
 
 Values that all moments share are (moments x batch, channels) here; those of both directions stand side by side, the
 forward one first.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, cast
 
-from torch.nn import LSTM, Module, RNNBase
+from torch.nn import GRU, LSTM, RNN, Module, RNNBase
 
 from talaria.model.inside import base_of
 from talaria.model.recurrent import places
@@ -23,9 +23,11 @@ from talaria.programs.layers.sequence import closed, opened
 
 LONGEST = 256
 """Moments up to which a layer is unrolled: each takes about thirty operators."""
+CELLS = {RNN: cells.rnn, GRU: cells.gru, LSTM: cells.lstm}
+"""What a layer of each kind does."""
 Form = Literal["all", "last", "ends"]
 """What of the last layer's states is read: ``layer(x)[0]``, all; ``layer(x)[0][:, -1]``, those at the last moment; or
-the end of each direction, ``layer(x)[1]`` of a GRU and ``layer(x)[1][0]`` of an LSTM."""
+the end of each direction, ``layer(x)[1]`` of a GRU or an RNN and ``layer(x)[1][0]`` of an LSTM."""
 Slopes = list[str | None]
 """By moment, the gradients of one direction's states."""
 
@@ -128,7 +130,7 @@ def _layer(weights: Matrices, number: int, below: str, wide: Size, moments: int,
     """The layer of this ``number`` over ``below``; ``short``: of its states those at the last moment alone are read,
     where the way from the last moment to the first has no more than begun."""
     own, step = cast(RNNBase, base_of(weights.module)), weights.step
-    cell, draft = cells.lstm if isinstance(own, LSTM) else cells.gru, step.draft
+    cell, draft = CELLS[type(own)], step.draft
     runs = [cell(weights, f"l{number}", below, wide, moments)]
     if own.bidirectional:
         if short:

@@ -27,10 +27,12 @@ from talaria.programs.layers import (
     plumbing,
     pooling,
     recurrent,
+    resizing,
     sample_norm,
     shares,
 )
 from talaria.programs.layers.base import Rule
+from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.prelu import prelu
 from talaria.programs.layers.sequence import on_maps, on_rows
 from talaria.programs.layers.weight_norm import weight_normed
@@ -58,6 +60,8 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.Dropout: plumbing.dropout,
     **dict.fromkeys((nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), plumbing.channel_dropout),
     **dict.fromkeys(padding.MODES, padding.of_module),
+    **dict.fromkeys((nn.Upsample, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d), on_maps(resizing.upsample)),
+    nn.PixelShuffle: on_maps(resizing.shuffle),
 }
 """By the exact type of a module."""
 
@@ -65,22 +69,22 @@ WEIGHING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspos
 """Layers whose weight may be computed by weight_norm."""
 PARTS: Mapping[type[Module], Mapping[str, Rule]] = {nn.MultiheadAttention: {"0": on_rows(attention.attention)}}
 """By the exact type of a module that gives several values: the rules of those that are known."""
-RECURRENT = (nn.GRU, nn.LSTM)
+RECURRENT = tuple(recurrent.CELLS)
 """Modules that give states."""
 
 
 MENDS: Mapping[type[Module], str] = {
     nn.EmbeddingBag: "use Embedding, and a mean over the length",
-    nn.RNN: "use GRU",
+    nn.RNNCell: "use RNN over the whole sequence",
+    nn.GRUCell: "use GRU over the whole sequence",
+    nn.LSTMCell: "use LSTM over the whole sequence",
     nn.Transformer: "use TransformerEncoder",
 }
 """What to use instead, where that is known."""
 _DRAWN = "draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth, which every engine draws alike"
 FUNCTION_MENDS: Mapping[str, str] = {
-    "scaled_dot_product_attention": "use nn.MultiheadAttention",
-    "interpolate": "use nn.ConvTranspose2d",
-    "einsum": "use matmul, and sums of products",
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "bernoulli", "empty", "new_empty"), _DRAWN),
+    "einsum": "give it two tensors, as in torch.einsum('bld,de->ble', x, weight)",
 }
 """What to use instead of a function."""
 
@@ -89,10 +93,10 @@ def _encoder_layer(
     own: Any, x: Any, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False
 ) -> Any:
     """The pass of torch.nn.TransformerEncoderLayer without its shortcuts."""
-    _no_other(src_mask, is_causal)
 
     def attended(given: Any) -> Any:
-        found = own.self_attn(given, given, given, key_padding_mask=src_key_padding_mask, need_weights=False)
+        masks = {"attn_mask": src_mask, "key_padding_mask": src_key_padding_mask}
+        found = own.self_attn(given, given, given, need_weights=False, is_causal=is_causal, **masks)
         return own.dropout1(found[0])
 
     def fed(given: Any) -> Any:
@@ -106,15 +110,9 @@ def _encoder_layer(
 
 
 def _encoder(own: Any, x: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
-    _no_other(mask, is_causal)
     for layer in own.layers:
-        x = layer(x, src_key_padding_mask=src_key_padding_mask)
+        x = layer(x, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
     return x if own.norm is None else own.norm(x)
-
-
-def _no_other(mask: object, is_causal: object) -> None:
-    if mask is not None or is_causal:
-        raise ValueError("of the masks of attention programs know that of padding alone")
 
 
 PASSES: Mapping[type[Module], Callable[..., Any]] = {
@@ -148,14 +146,19 @@ def parts_of(module: Module) -> Mapping[str, Rule] | None:
     return PARTS.get(type(base_of(module)))
 
 
+def masked(mask: Weight) -> Mapping[str, Rule]:
+    """The rules of attention under a mask that is the same for each sample."""
+    return {"0": on_rows(partial(attention.attention, mask=mask))}
+
+
 def recurrent_of(module: Module) -> RNNBase | None:
-    """The GRU or LSTM that a module is, with or without adapters inside; None of any other."""
+    """The RNN, GRU or LSTM that a module is, with or without adapters inside; None of any other."""
     base = base_of(module)
     return base if isinstance(base, RNNBase) and type(base) in RECURRENT else None
 
 
 def states_in(form: recurrent.Form) -> Rule:
-    """The rule that gives the states of a GRU or an LSTM in a ``form``."""
+    """The rule that gives the states of a recurrent layer in a ``form``."""
     return on_rows(partial(recurrent.states, form=form))
 
 

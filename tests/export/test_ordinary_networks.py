@@ -1,0 +1,32 @@
+"""Networks as people write them are exported: their bundles are whole, and answer as torch does."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+
+from talaria_export import make_bundle, open_bundle, verify_bundle
+from talaria_export.runtime.session import session_of
+
+_path = Path(__file__).parents[1] / "sdk" / "programs" / "tutorials.py"
+_nets = importlib.util.spec_from_file_location("talaria_exported_tutorials", _path)
+tutorials = importlib.util.module_from_spec(_nets)
+_nets.loader.exec_module(tutorials)
+
+NETS = ["u-net by layers", "sub-pixel", "rnn from zeros", "gpt under a mask", "named products"]
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_bundle_is_whole_and_answers_as_torch_does(name, tmp_path):
+    shape, make = tutorials.NETS[name]
+    torch.manual_seed(0)
+    net, path = make().eval(), tmp_path / "me.talaria"
+    x = np.random.default_rng(0).standard_normal((6, *shape), np.float32)
+    assert make_bundle(path, net, example=x[:1], variants=("fp32",), seconds=0).ok
+    assert verify_bundle(path).ok
+    with torch.no_grad():
+        wanted = net(torch.from_numpy(x)).numpy()
+    assert roundings(session_of(open_bundle(path), "fp32")(x), wanted) <= 1000
