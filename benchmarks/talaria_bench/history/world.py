@@ -69,6 +69,8 @@ NEEDED = 2
 WALL = 1_800_000_000.0
 OPERATOR_S = 10.0
 """A program that ended with an error is started again after this long."""
+ENDING = 60
+"""How often what still runs at the end is told to end."""
 LAST_WORDS = 40
 
 
@@ -199,10 +201,13 @@ class World:
     def _end(self) -> None:
         for machine in self.machines.values():
             machine.disk.dead = True
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
         with suppress(StalledError):
-            self.loop.run_until_complete(asyncio.sleep(1.0))
+            for _ in range(ENDING):  # one that is left open lets go of its files only when it is collected
+                if not (tasks := asyncio.all_tasks(self.loop)):
+                    break
+                for task in tasks:
+                    task.cancel()
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
         for store in self._stores:
             store.close()
         self._worker.shutdown()
