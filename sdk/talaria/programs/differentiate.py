@@ -33,7 +33,7 @@ from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forwa
 from talaria.programs.tangent import tangent
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
-from talaria.training.engine import INTO, LOGITS, MEAN
+from talaria.training.engine import INTO, LOGITS, MEAN, uncalled
 from talaria.training.taps import called, channels_last
 
 
@@ -213,10 +213,8 @@ def _at(done: Passed, tap: str) -> tuple[Map, Entry | None]:
         node = next((one for one in node.users if one.target is getitem and one.args[1] == 0), node)
         if node not in done.maps:
             raise refused(tap.partition(" ")[2], "gives values of which the network reads one", "read all its states")
-    if node is None and tap.startswith(MEAN):
-        raise ModelError(
-            f"layer {tap.removeprefix(MEAN)!r} is looked at, but no pass calls it; take it out of the model"
-        )
+    if node is None and tap.startswith((INTO, MEAN)):
+        raise uncalled(tap)
     if node is None or node not in done.maps:
         raise ModelError(f"program: the model has no {tap!r}; name {LOGITS!r}, or {INTO!r} or {MEAN!r} and a layer")
     return done.maps[node], done.tape.get(node)

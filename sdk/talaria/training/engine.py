@@ -21,9 +21,15 @@ from talaria.training.batching import AT_ONCE
 from talaria.types import Recipe, Samples, Task
 
 LOGITS, INTO, MEAN = "logits", "into ", "mean "
-"""Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives (N, classes);
-``"into LAYER"``, what enters the module of that dotted name (N, ...); ``"mean LAYER"``, what leaves it, averaged over
-all its places (N, channels): those behind the channels, of a sequence those before."""
+"""Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives, (N, outputs) or
+(N, steps, outputs); ``"into LAYER"``, what enters the module of that dotted name (N, ...); ``"mean LAYER"``, what
+leaves it, averaged over all its places (N, channels): those behind the channels, of a sequence those before."""
+
+
+def uncalled(tap: str) -> ModelError:
+    """The error for a tap at a layer that no pass calls."""
+    layer = tap.partition(" ")[2]
+    return ModelError(f"layer {layer!r} is looked at, but no pass calls it; call it, or take it out of the model")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import Module
 
-from talaria.errors import ModelError
 from talaria.model.inside import base_of
-from talaria.training.engine import INTO, MEAN
+from talaria.training.engine import INTO, MEAN, uncalled
 
 LAST = (
     nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Linear, nn.LayerNorm,
@@ -68,9 +67,7 @@ class Taps:
         it."""
         for tap in self.names:
             if tap not in self._found:
-                raise ModelError(
-                    f"layer {tap.partition(' ')[2]!r} is looked at, but no pass calls it; take it out of the model"
-                )
+                raise uncalled(tap)
         return {tap: self._found[tap] for tap in self.names}
 
     def _entering(self, tap: str):  # type: ignore[no-untyped-def]

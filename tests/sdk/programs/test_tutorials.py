@@ -110,6 +110,11 @@ def test_a_head_of_functions_learns_alone_and_a_normalized_sequence_is_looked_at
 
 
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
-def test_a_layer_that_is_looked_at_and_never_called_is_named(engine):
-    with pytest.raises(ModelError, match="layer 'rest' is looked at, but no pass calls it; take it out"):
-        learned("heart_pfl", (3, 12), tutorials.Leftovers(), engine)
+@pytest.mark.parametrize(
+    ("algorithm", "make", "layer"), [("heart_pfl", tutorials.Leftovers, "rest"), ("pfedgm", tutorials.Read, "fc")]
+)
+def test_a_layer_that_is_looked_at_and_never_called_is_named(algorithm, make, layer, engine):
+    with pytest.raises(
+        ModelError, match=f"layer '{layer}' is looked at, but no pass calls it; call it, or take it out"
+    ):
+        learned(algorithm, (3, 12), make(), engine)

@@ -404,6 +404,17 @@ class CosineHead(nn.Module):
         return self.scale * F.linear(F.normalize(x, dim=-1), F.normalize(self.weight, dim=-1))
 
 
+class Read(nn.Module):
+    """A head of which the pass reads the weight alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(3, 16, 3), nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.relu(self.conv(x)).mean(-1), F.normalize(self.fc.weight, dim=-1))
+
+
 class Compared(nn.Module):
     """A small network under a head that compares directions."""
 
