@@ -133,9 +133,12 @@ def learn(run: Run, members: Mapping[str, Member]) -> Learned:
 
 def test_what_makes_no_sense_is_refused() -> None:
     bare = nn.Sequential(nn.Flatten(), nn.LayerNorm(prod(SHAPE)), nn.Linear(prod(SHAPE), CLASSES))
-    run = replace(run_of("hermes", "plain"), spec=zoo.keep(bare, SHAPE, CLASSES))
-    with pytest.raises(TalariaError, match=r"prunes channels, but .* has none that may go"):
-        rounds.start(run)
+    conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(SHAPE[0], 16, 3))
+    normed = nn.Sequential(conv, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, CLASSES))
+    for network, why in ((bare, "a model of linear layers alone"), (normed, "0 computes its weight from")):
+        run = replace(run_of("hermes", "plain"), spec=zoo.keep(network, SHAPE, CLASSES))
+        with pytest.raises(TalariaError, match=rf"prunes channels, but .* has none that may go \({why}"):
+            rounds.start(run)
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
