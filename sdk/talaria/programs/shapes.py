@@ -343,6 +343,7 @@ def _transposed(node: Node, given: list[Value]) -> Found:
 
 
 _ALIKE = (
+    "Cos",
     "Erf",
     "Exp",
     "Identity",
@@ -353,6 +354,7 @@ _ALIKE = (
     "Relu",
     "Sigmoid",
     "Sign",
+    "Sin",
     "Softplus",
     "Sqrt",
     "Tanh",

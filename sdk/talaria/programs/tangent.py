@@ -242,6 +242,8 @@ _RULES: dict[str, _Rule] = {
     **dict.fromkeys(("Mul", "MatMul", "Gemm", "Conv", "ConvTranspose"), _product),
     "Div": _quotient,
     "Exp": _each(lambda made, x, y: y),
+    "Sin": _each(lambda made, x, y: made.op("Cos", x)),
+    "Cos": _each(lambda made, x, y: made.op("Neg", made.op("Sin", x))),
     "Log": _each(lambda made, x, y: made.op("Reciprocal", x)),
     "Pow": _power,
     "Sqrt": _each(lambda made, x, y: made.op("Div", made.number(0.5), y)),

@@ -114,6 +114,8 @@ RULES = {
     "LayerNormalization": _normalized,
     "Less": lambda _, a, b: a < b,
     "Log": lambda _, x: np.log(x),
+    "Sin": lambda _, x: np.sin(x),
+    "Cos": lambda _, x: np.cos(x),
     "LogSoftmax": lambda node, x: np.log(_soft(node, x)),
     "MatMul": lambda _, a, b: a @ b,
     "Max": lambda _, a, b: np.maximum(a, b),

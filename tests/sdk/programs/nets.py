@@ -366,7 +366,7 @@ class Bent(nn.Module):
 
 
 class Logs(nn.Module):
-    """Roots, powers and logarithms of each value, and what is divided by it, as spectrograms are read."""
+    """Roots, powers, waves and logarithms of each value, and what is divided by it, as spectrograms are read."""
 
     shape = (3, 9, 8)
 
@@ -377,7 +377,7 @@ class Logs(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.log(x**2 + 0.3) + x.abs().log1p() - (x * x).clamp_min(0.1).log10() + 1 / (1 + x.square())
-        x = self.one(x) ** 3 * 0.1 + 2.0
+        x = self.one(x + torch.sin(2 * x) - x.cos()) ** 3 * 0.1 + 2.0
         y = torch.rsqrt(x * x + 1) - 0.5 / x.clamp(0.4) + x.clamp_max(0.5).exp().pow(-1) + torch.log2(x.abs() + 1)
         y = self.two(y).clamp(min=1e-6).pow(self.power).mean((2, 3), keepdim=True).pow(1.0 / self.power)
         return self.head(y.flatten(1) + torch.reciprocal(y.squeeze().pow(0.3) + 1))

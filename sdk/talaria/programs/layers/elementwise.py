@@ -34,6 +34,14 @@ def _logarithm(draft: Draft, x: str, module: Module, base: float = math.e, beyon
     return draft.op("Mul", y, share), lambda g: draft.op("Div", draft.op("Mul", g, share), x)
 
 
+def _sine(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    return draft.op("Sin", x), lambda g: draft.op("Mul", g, draft.op("Cos", x))
+
+
+def _cosine(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    return draft.op("Cos", x), lambda g: draft.op("Neg", draft.op("Mul", g, draft.op("Sin", x)))
+
+
 def _root(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     y = draft.op("Sqrt", x)
     return y, lambda g: draft.op("Div", draft.op("Mul", g, draft.constant(0.5)), y)
@@ -127,6 +135,8 @@ PLAIN: Mapping[Callable[..., object] | str, Of] = {
     **dict.fromkeys((torch.log2, "log2"), partial(_logarithm, base=2)),
     **dict.fromkeys((torch.log10, "log10"), partial(_logarithm, base=10)),
     **dict.fromkeys((torch.log1p, "log1p"), partial(_logarithm, beyond=1.0)),
+    **dict.fromkeys((torch.sin, "sin"), _sine),
+    **dict.fromkeys((torch.cos, "cos"), _cosine),
     **dict.fromkeys((torch.sqrt, "sqrt"), _root),
     **dict.fromkeys((torch.rsqrt, "rsqrt"), _over_root),
     **dict.fromkeys((torch.reciprocal, "reciprocal"), over(1.0)),
