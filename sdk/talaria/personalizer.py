@@ -192,15 +192,16 @@ class Personalizer:
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:
             raise DataError(f"val: inputs of shape {held.x.shape[1:]}, train has {train.x.shape[1:]}")
         read = {"train's samples": train.x, "val's samples": held.x}
-        if self._given is not None:
-            tokens.require_known(tokens.as_numbers(deepcopy(self._given)), read)
-        if self._unplanned and self._plan is None:
-            self._plan = self._planned(train)
+        given = None if self._given is None else zoo.own(deepcopy(self._given), tensor_of(train.x[:2]))
+        if given is not None:
+            tokens.require_known(given, read)
+            if self._unplanned and self._plan is None:
+                self._plan = self._planned(given, train)
         chosen = self.plan
         recipe = recipe or Recipe(batch=32, lr=0.02, momentum=0.9, weight_decay=1e-4)
         recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
-        model, parts = self._built(train.x[:2])
-        tokens.require_known(model, read if self._given is None else {})
+        model, parts = self._built(given, train.x[:2])
+        tokens.require_known(model, {} if given is not None else read)
         classes = int(self._classes(model, train, held))
         scale = self._aim.scale(train.y)
         task = Task(
@@ -347,7 +348,7 @@ class Personalizer:
             raise ModelError("there is no personal model yet; call fit(train, val) first")
         return self._task
 
-    def _built(self, example: Array) -> tuple[Module, Split]:
+    def _built(self, given: Module | None, example: Array) -> tuple[Module, Split]:
         chosen = self.plan
         if self._spec is not None:
             spec = planner.adapted(self._spec, chosen)
@@ -355,22 +356,17 @@ class Personalizer:
                 raise DataError(f"train: inputs of shape {example.shape[1:]}, the model takes {spec.input_shape}")
             model = zoo.build(spec)
             return model, zoo.split(spec, model)
-        model = self._own(example)
+        model = Module() if given is None else given
         head = self._last(model, example)
         if chosen.adapter is not None:
             model = adapters.insert(model, AdapterSpec(chosen.adapter, chosen.rank), skip=(head,), seed=self.seed)
         return model, split.split_model(model, head=head)
 
-    def _planned(self, train: Samples) -> Plan:
+    def _planned(self, module: Module, train: Samples) -> Plan:
         """The plan of the module that was given, for what it reads of ``train``."""
-        module = self._own(train.x[:2])
         outputs, head = _answers(module, train.x[:2], self.goal), self._last(module, train.x[:2])
         spec = zoo.keep(module, train.x.shape[1:], outputs, head)
         return replace(measured.plan(spec, self.budget, profile=self._profile), model=None)
-
-    def _own(self, example: Array) -> Module:
-        """A copy of the module that was given, as all networks of one's own are trained."""
-        return zoo.own(deepcopy(self._given or Module()), tensor_of(example))
 
     def _last(self, module: Module, example: Array) -> str:
         if self._head is not None:

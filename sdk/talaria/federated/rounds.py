@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from talaria.training.engine import Engine
 
 
-_REASONS = 4
-"""How many reasons are given why a model's channels stay."""
 _adopted: dict[Run, Blueprint] = {}
 
 
@@ -112,11 +110,9 @@ def first_shared(run: Run) -> Tensors:
     if run in _adopted:
         return _adopted[run].first()
     if algorithm_of(run).card.prunes and not layout_of(run.spec).sizes:
-        whole = zoo.surveyed(run.spec).refused if zoo.GROUP.is_foreign(run.spec.name) else {}
-        reasons = "; ".join(f"{name} {why}" for name, why in sorted(whole.items())[:_REASONS])
+        reasons = zoo.left_whole(run.spec) or "a model of linear layers alone, or one whose layers all meet in sums"
         raise ConfigError(
-            f"{run.algorithm}: prunes channels, but {run.spec.name!r} has none that may go "
-            f"({reasons or 'a model of linear layers alone, or one whose layers all meet in sums'}); choose another "
+            f"{run.algorithm}: prunes channels, but {run.spec.name!r} has none that may go ({reasons}); choose another "
             "model, or an algorithm that does not prune"
         )
     shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))

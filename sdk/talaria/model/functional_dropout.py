@@ -146,7 +146,7 @@ def _several(module: Module, example: Tensor) -> list[str]:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             twin(example)
-        except TRACE_ERRORS:  # likewise
+        except TRACE_ERRORS:  # who cannot be called so is told by those who call it next
             return []
     return [name for name, one in twin.named_modules(remove_duplicate=False) if one in found]
 

@@ -184,20 +184,23 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
 def own(module: Module, example: Tensor) -> Module:
     """``module``, a network of one's own that reads ``example``, as a model of another package is made: its embeddings
     take float32, what it calls of dropout are layers, and a layer has one name."""
-    from talaria.model import aliases, functional_dropout, tokens
+    from talaria.model import tokens
 
-    spare, calls = _ways_of(tokens.as_numbers(module), example, "model")
-    return functional_dropout.as_layers(aliases.without(module, spare), calls)
+    return _in_ways(module, _ways_of(tokens.as_numbers(module), example, "model"))
 
 
 def _made(spec: ModelSpec, entry: _Entry) -> Module:
     model = _raw(spec, entry)
     if not GROUP.is_foreign(spec.name):
         return model
+    return _in_ways(model, _ways(replace(spec, adapters=None, seed=0, pretrained=False, head=None)))
+
+
+def _in_ways(module: Module, ways: tuple[tuple[str, ...], Calls]) -> Module:
     from talaria.model import aliases, functional_dropout
 
-    spare, calls = _ways(replace(spec, adapters=None, seed=0, pretrained=False, head=None))
-    return functional_dropout.as_layers(aliases.without(model, spare), calls)
+    spare, calls = ways
+    return functional_dropout.as_layers(aliases.without(module, spare), calls)
 
 
 def _raw(spec: ModelSpec, entry: _Entry) -> Module:
@@ -283,6 +286,13 @@ def _surveyed(spec: ModelSpec) -> prunability.Survey:
     from talaria.model import prunability
 
     return prunability.survey(build(spec), example(spec, 2))
+
+
+def left_whole(spec: ModelSpec) -> str:
+    """What of somebody else's model cannot be pruned, and why, in words; of the zoo's, whose layers are known, nothing
+    is said."""
+    refused = surveyed(spec).refused if GROUP.is_foreign(spec.name) else {}
+    return "; ".join(f"{name} {reason}" for name, reason in sorted(refused.items()))
 
 
 def require(name: str) -> None:

@@ -244,7 +244,7 @@ class _Search:
             "batch": f"{self.batch} samples a step"
             + (f" in {way.slices} slices, so that train_memory_mb is kept" if way.slices > 1 else ""),
         }
-        whole = left_whole(self.spec)
+        whole = zoo.left_whole(plain(self.spec))
         if whole:
             reasons["whole"] = whole
         if found.steps is not None:
@@ -276,7 +276,7 @@ class _Search:
 
     def _smallest(self) -> str:
         """What the smallest model that can be cut from this one is, in words."""
-        groups, whole = self.parts.layout.sizes, left_whole(self.spec)
+        groups, whole = self.parts.layout.sizes, zoo.left_whole(plain(self.spec))
         if not groups:
             return f"nothing of {self.spec.name} can be pruned: {whole or 'it has no channels to take out'}"
         own = f"{self.spec.name} with one block of {self.profile.block} channels in every group"
@@ -298,15 +298,6 @@ class _Search:
             f"budget: {said} ({self._smallest()}); ask for that, or choose a smaller model",
             nearest,
         )
-
-
-def left_whole(spec: ModelSpec) -> str:
-    """What of somebody else's model cannot be pruned, and why, in words; of the zoo's, whose layers are known, nothing
-    is said."""
-    if not zoo.GROUP.is_foreign(spec.name):
-        return ""
-    refused = zoo.surveyed(plain(spec)).refused
-    return "; ".join(f"{name} {reason}" for name, reason in sorted(refused.items()))
 
 
 def _answerable(budget: Budget, profile: Profile, cost: Cost | None) -> None:

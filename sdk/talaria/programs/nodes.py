@@ -207,13 +207,9 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
             return found
     if isinstance(first, Map) and (name in ("size", "dim") or (name == "getattr" and args[1] in ("shape", "ndim"))):
         whole = (ANY_BATCH, *(step.known(one) for one in sizes(first)))
-        return (
-            len(whole)
-            if name == "dim" or args[1:] == ("ndim",)
-            else whole[args[1]]
-            if name == "size" and args[1:]
-            else whole
-        )
+        if name == "dim" or args[1:] == ("ndim",):
+            return len(whole)
+        return whole[args[1]] if name == "size" and args[1:] else whole
     if isinstance(first, Map) and name in ("permute", "split", "chunk"):
         apart = _in_pieces(step, name, first, *args[1:], **named)
         if apart:

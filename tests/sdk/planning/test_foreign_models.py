@@ -33,11 +33,11 @@ def test_what_can_be_pruned_of_each_and_what_is_left_whole() -> None:
     assert zoo.layout(GATED).sizes == {"stem": 16, "gru": 16, "between": 32}
     assert zoo.layout(ATTENTIVE).sizes == {"layer.self_attn": 2, "layer.linear1": 32}
     assert zoo.layout(CAUSAL).sizes == dict.fromkeys(("one", "two", "around"), 16)
-    assert planner.left_whole(RESIDUAL) == ""
-    assert planner.left_whole(GATED) == ""
-    assert "layer.norm1 is a LayerNorm, whose channels cannot be taken out" in planner.left_whole(ATTENTIVE)
-    assert "self_attn" not in planner.left_whole(ATTENTIVE)
-    assert planner.left_whole(ModelSpec("imu_cnn", (6, 100), 7)) == ""
+    assert zoo.left_whole(RESIDUAL) == ""
+    assert zoo.left_whole(GATED) == ""
+    assert "layer.norm1 is a LayerNorm, whose channels cannot be taken out" in zoo.left_whole(ATTENTIVE)
+    assert "self_attn" not in zoo.left_whole(ATTENTIVE)
+    assert zoo.left_whole(ModelSpec("imu_cnn", (6, 100), 7)) == ""
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,11 @@ def _permute(step: Step, layer: str, x: Map, *order: Any) -> tuple[Map, Pullback
 
 
 def _mean(step: Step, layer: str, x: Map, dim: Any, keepdim: bool = False) -> tuple[Map, Pullback]:
-    return averaged(step, layer, x, (dim,) if isinstance(dim, int) else dim, keepdim)
+    return averaged(step, layer, x, dim, keepdim)
 
 
 def _sum(step: Step, layer: str, x: Map, dim: Any, keepdim: bool = False) -> tuple[Map, Pullback]:
-    return averaged(step, layer, x, (dim,) if isinstance(dim, int) else dim, keepdim, whole=True)
+    return averaged(step, layer, x, dim, keepdim, whole=True)
 
 
 def _item(step: Step, layer: str, x: Map, index: Any) -> tuple[Map, Pullback]:

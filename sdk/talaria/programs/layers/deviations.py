@@ -8,8 +8,8 @@ from functools import partial
 from math import prod
 
 from talaria.programs.layers.base import Map, Pullback, Step, refused
-from talaria.programs.layers.lengths import Dims, along, apart, root
-from talaria.programs.layers.sequence import averaged, closed, filled, opened, sizes
+from talaria.programs.layers.lengths import root
+from talaria.programs.layers.sequence import Dims, along, apart, averaged, closed, filled, opened, sizes
 
 
 def _spread(

@@ -5,31 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from talaria.programs.graph import Size
-from talaria.programs.layers.base import Map, Pullback, Step, refused
-from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
+from talaria.programs.layers.base import Map, Pullback, Step
+from talaria.programs.layers.sequence import along, apart, closed, filled, opened
 
 
 def largest(
     step: Step, layer: str, x: Map, dim: int | Sequence[int] = (), keepdim: bool = False
 ) -> tuple[Map, Pullback]:
     """The largest value along ``dim``. Places that have it share its gradient, as torch's ``amax`` has it."""
-    wide, draft = sizes(x), step.draft
-    gone = sorted({one % (1 + len(wide)) for one in ((dim,) if isinstance(dim, int) else dim)})
-    if not gone or gone[0] == 0 or (len(gone) == len(wide) and not keepdim):
-        raise refused(layer, f"takes the largest along {dim} of {wide}", "name dimensions behind the batch, leave one")
-    rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keepdim or i not in gone]
-    out, full = shaped(step, layer, rest), opened(step, x.value, x)
+    draft, (gone, out) = step.draft, along(step, layer, x, dim, keepdim, "takes the largest along")
+    full = opened(step, x.value, x)
     y = draft.op("ReduceMax", full, draft.ints(*gone), keepdims=int(keepdim))
 
-    def apart(value: str) -> str:
-        for axis in () if keepdim else gone:
-            value = draft.op("Unsqueeze", value, draft.ints(axis))
-        return value
-
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        hit = draft.op("Cast", draft.op("Equal", full, apart(y)), to=1)
-        share = draft.op("Div", apart(opened(step, g, out)), draft.sum(hit, *gone, keep=True))
+        hit = draft.op("Cast", draft.op("Equal", full, apart(draft, y, gone, keepdim)), to=1)
+        share = draft.op("Div", apart(draft, opened(step, g, out), gone, keepdim), draft.sum(hit, *gone, keep=True))
         return [closed(step, draft.op("Mul", hit, share), x)]
 
     return filled(step, y, out), back

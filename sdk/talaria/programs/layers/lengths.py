@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 from torch.nn import Module
 
-from talaria.programs.graph import Draft, Size
+from talaria.programs.graph import Draft
 from talaria.programs.layers.activation import Of, Slope
 from talaria.programs.layers.base import Map, Pullback, Step, refused
-from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
+from talaria.programs.layers.sequence import Dims, along, apart, closed, filled, opened
 
-Dims = int | Sequence[int] | None
 _LEAST = float(np.finfo(np.float32).tiny)
 
 
@@ -88,27 +87,9 @@ def unit(axes: Sequence[int], eps: float) -> Of:
     return of
 
 
-def along(step: Step, layer: str, x: Map, dim: Dims, keepdim: bool) -> tuple[list[int], Map]:
-    """The dimensions that ``dim`` names, in order, and a map of the sizes that stay."""
-    wide = sizes(x)
-    named = () if dim is None or isinstance(dim, bool) else (dim,) if isinstance(dim, int) else dim
-    gone = sorted({one % (1 + len(wide)) for one in named})
-    if not gone or gone[0] == 0 or (len(gone) == len(wide) and not keepdim):
-        raise refused(layer, f"goes over {dim} of {wide}", "name dimensions behind the batch, and leave one")
-    rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keepdim or i not in gone]
-    return gone, shaped(step, layer, rest)
-
-
 def root(draft: Draft, square: str) -> tuple[str, str]:
     """The root of what is not below zero, and 1 over it; of zero both are 0, so that no slope is beyond all bounds."""
     zero = draft.constant(0.0)
     above = draft.op("Greater", square, zero)
     found = draft.op("Sqrt", draft.op("Where", above, square, draft.constant(1.0)))
     return draft.op("Where", above, found, zero), draft.op("Where", above, draft.op("Reciprocal", found), zero)
-
-
-def apart(draft: Draft, value: str, gone: Sequence[int], keepdim: bool) -> str:
-    """A value with sizes of 1 at ``gone``, if these were not kept."""
-    for axis in () if keepdim else gone:
-        value = draft.op("Unsqueeze", value, draft.ints(axis))
-    return value

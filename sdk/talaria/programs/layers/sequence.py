@@ -12,8 +12,11 @@ from math import prod
 
 from torch.nn import Module
 
-from talaria.programs.graph import Size
+from talaria.programs.graph import Draft, Size
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
+
+Dims = int | Sequence[int] | None
+"""One dimension of a map as torch counts them, the batch being 0, or some."""
 
 
 def sizes(x: Map) -> tuple[Size, ...]:
@@ -136,25 +139,37 @@ def picked(step: Step, layer: str, x: Map, axis: int, place: int) -> tuple[Map, 
     return y, back
 
 
+def along(step: Step, layer: str, x: Map, dim: Dims, keep: bool, does: str = "goes over") -> tuple[list[int], Map]:
+    """The dimensions that ``dim`` names, in order, and a map of the sizes that stay; ``does`` is said where these are
+    the batch, none, or all."""
+    wide = sizes(x)
+    named = () if dim is None or isinstance(dim, bool) else (dim,) if isinstance(dim, int) else dim
+    gone = sorted({one % (1 + len(wide)) for one in named})
+    if not gone or gone[0] == 0 or (len(gone) == len(wide) and not keep):
+        raise refused(layer, f"{does} {dim} of {wide}", "name dimensions behind the batch, and leave one")
+    rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keep or i not in gone]
+    return gone, shaped(step, layer, rest)
+
+
+def apart(draft: Draft, value: str, gone: Sequence[int], keep: bool) -> str:
+    """A value with sizes of 1 at ``gone``, if these were not kept."""
+    for axis in () if keep else gone:
+        value = draft.op("Unsqueeze", value, draft.ints(axis))
+    return value
+
+
 def averaged(
-    step: Step, layer: str, x: Map, axes: Sequence[int], keep: bool = False, whole: bool = False
+    step: Step, layer: str, x: Map, dim: Dims, keep: bool = False, whole: bool = False
 ) -> tuple[Map, Pullback]:
     """The mean over some dimensions behind the batch; their ``whole`` sum if it is asked for."""
-    wide, draft = sizes(x), step.draft
-    gone = {axis % (1 + len(wide)) for axis in axes}
-    if 0 in gone or (len(gone) == len(wide) and not keep):
-        what = "adds up" if whole else "averages over"
-        raise refused(layer, f"{what} {tuple(axes)}", "name some dimensions behind the batch, and leave one")
-    rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keep or i not in gone]
-    share = 1.0 if whole else 1 / prod(step.known(n) for i, n in enumerate(wide, 1) if i in gone)
-    out, full = shaped(step, layer, rest), opened(step, x.value, x)
-    y = filled(step, (draft.sum if whole else draft.mean)(full, *sorted(gone), keep=keep), out)
+    draft, (gone, out) = step.draft, along(step, layer, x, dim, keep, "adds up" if whole else "averages over")
+    share = 1.0 if whole else 1 / prod(step.known(sizes(x)[axis - 1]) for axis in gone)
+    full = opened(step, x.value, x)
+    y = filled(step, (draft.sum if whole else draft.mean)(full, *gone, keep=keep), out)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         each = opened(step, g if whole else draft.op("Mul", g, draft.number(share, 2 + len(out.space))), out)
-        for axis in () if keep else sorted(gone):
-            each = draft.op("Unsqueeze", each, draft.ints(axis))
-        return [closed(step, draft.op("Expand", each, draft.op("Shape", full)), x)]
+        return [closed(step, draft.op("Expand", apart(draft, each, gone, keep), draft.op("Shape", full)), x)]
 
     return y, back
 
