@@ -1,8 +1,8 @@
 // The device's half of the protocol, as docs/PROTOCOL.md has it: what is heard, what is remembered, what is said again.
 // It does no input or output of its own: `world` carries out what it asks for, in order, and at once.
 import {
-  bitsOf, countOf, decodeFrame, decodeMessage, encodeFrame, encodeMessage, fits, fresh, indicesOf, placeOf, sha256,
-  signedBy, topicsOf, transferOf, WireError,
+  bitsOf, countOf, decodeFrame, decodeMessage, describe, encodeFrame, encodeMessage, fits, fresh, indicesOf, placeOf,
+  sha256, signedBy, topicsOf, transferOf, WireError,
 } from "./wire.mjs"; // prettier-ignore
 
 const HELLO_S = 60;
@@ -476,7 +476,11 @@ export class Machine {
   }
 
   #offer() {
-    const { job } = this.state;
+    const { job, chunk } = this.state;
+    if (job.cut.chunk > chunk) {
+      job.cut = describe(this.world.update(0, job.cut.size), chunk); // the coordinator takes smaller ones now
+      this.world.save();
+    }
     this.#jobSaid = this.now();
     const tag = Buffer.from(`${this.own.fleet}/${this.own.device}/${job.attempt}/`);
     const nonce = sha256(Buffer.concat([tag, Buffer.from(job.cut.sha256)])).subarray(0, 16);

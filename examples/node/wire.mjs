@@ -5,7 +5,8 @@ import { decode, encode } from "@msgpack/msgpack";
 
 export const VERSION = 3;
 export const MAX_HEADER = 1024;
-export const MAX_PAYLOAD = 120 * 1024;
+export const MAX_PAYLOAD = 1024 * 1024; // of a chunk
+const MAX_MESSAGE = 120 * 1024;
 export const MAX_CHUNKS = 3600;
 const MAGIC = Buffer.from("FLF1");
 const OVERHEAD = MAGIC.length + 2 + 4;
@@ -109,7 +110,10 @@ export function encodeMessage(type, values) {
 }
 
 /** The fields of the message in a frame. */
-export const decodeMessage = (frame) => checked(frame.header.type, unpacked(frame.payload, "message"));
+export function decodeMessage({ header, payload }) {
+  if (payload.length > MAX_MESSAGE) throw new WireError(`message: ${payload.length} bytes; refused unread`);
+  return checked(header.type, unpacked(payload, "message"));
+}
 
 function unpacked(data, what) {
   try {

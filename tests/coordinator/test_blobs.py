@@ -5,7 +5,9 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -80,6 +82,19 @@ def test_damage_is_found_and_a_put_mends_what_has_another_size(blobs, depot):
             blobs.get(digest)
     assert blobs.put(b"the global model of round 3") == digest
     assert blobs.get(digest) == b"the global model of round 3"
+
+
+@given(st.binary(min_size=1, max_size=40), st.data())
+def test_any_damage_to_what_was_just_put_is_found(data, draw):
+    with tempfile.TemporaryDirectory() as folder:
+        blobs = FolderBlobs(Path(folder))
+        digest = blobs.put(data)
+        at, flipped = draw.draw(st.integers(0, len(data) - 1)), draw.draw(st.integers(1, 255))
+        spoilt = data[:at] + bytes([data[at] ^ flipped]) + data[at + 1 :]
+        for other in (spoilt, data[:at], data + bytes(at + 1)):
+            (Path(folder) / digest[:2] / digest[2:]).write_bytes(other)
+            with pytest.raises(StateError, match="is damaged"):
+                blobs.get(digest)
 
 
 def test_missing_and_misnamed_are_refused(blobs, depot):

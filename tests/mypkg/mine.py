@@ -1,7 +1,7 @@
 """An algorithm and a server rule that Talaria does not have."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Annotated, ClassVar
 
@@ -12,6 +12,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.hparams import check, within
+from talaria.algorithms.local_only import LocalOnly
 from talaria.algorithms.sharing import WHOLE, parted, update
 from talaria.errors import ConfigError
 from talaria.model import masks
@@ -54,6 +55,13 @@ class FedHalf:
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Module:
         return served(task, ready(task, {**shared, **private}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hermit(LocalOnly):
+    """Another that shares nothing."""
+
+    card: ClassVar[Card] = replace(LocalOnly.card, name="hermit")
 
 
 @dataclass(frozen=True, kw_only=True)

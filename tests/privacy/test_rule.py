@@ -338,6 +338,7 @@ def test_a_simulation_keeps_its_budget_and_its_ledger(tmp_path: object) -> None:
         ({"asynchronous": True}, "one by one"),
         ({"codec": "int8"}, "rounds each update alone"),
         ({"algorithm": "local"}, "local shares nothing, so that there is nothing to hide"),
+        ({"algorithm": "mypkg.mine:Hermit"}, "mypkg.mine:Hermit shares nothing"),
         ({"aggregator": "median:f=1"}, "compares"),
         ({"algorithm": "pfedgm", "privacy": {"secure": True, "clip": 1.0}}, "leave clip"),
         ({"privacy": {"epsilon": 8.0}}, "need clip"),

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes
 from keyed import enrol
 
 from talaria.errors import TalariaError
+from talaria.wire.chunks import CHUNK
 from talaria_coordinator.broker import mosquitto
 from talaria_coordinator.identity import ca, membership
 from talaria_coordinator.identity.ca import Authority
@@ -58,7 +59,7 @@ def test_a_broker_that_loses_all_that_it_kept_is_told_again(keyed):
 
 
 def test_a_broker_of_small_packets_is_sent_small_ones(keyed, monkeypatch):
-    monkeypatch.setattr(mosquitto, "LARGEST_PACKET", 16_384)
+    monkeypatch.setattr(mosquitto, "BESIDE", 16_384 - CHUNK)
     fleet = keyed(ROUNDS)
 
     async def nothing():

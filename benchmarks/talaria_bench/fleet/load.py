@@ -54,6 +54,12 @@ def load(
     cuts: Annotated[
         int, typer.Option(help="Instead: one device fetches the global model over as many cuts.", min=0)
     ] = 0,
+    chunk_kib: Annotated[
+        int,
+        typer.Option(
+            help="[broker] chunk_kib of the fleet; 120 is what a fleet has that says nothing.", min=4, max=1024
+        ),
+    ] = 1024,
     workers: Annotated[int, typer.Option(help="[ingest] workers of the fleet.", min=0, max=16)] = 0,
     secure: Annotated[bool, typer.Option("--secure", help="Rounds open only as sums.")] = False,
     degree: Annotated[int, typer.Option(help="With --secure: neighbours of a device (even); 0: all.", min=0)] = 0,
@@ -83,7 +89,7 @@ def load(
             if hidden is not None and hidden.leaving and (rounds > 1 or asked < devices):
                 raise ConfigError("load: leaving is for one round that asks everybody; give --rounds 1, and --ask all")
             found = asyncio.run(
-                Load(folder, devices, rounds, asked, model_mib, processes, retry_s, workers, hidden).run()
+                Load(folder, devices, rounds, asked, model_mib, processes, retry_s, chunk_kib, workers, hidden).run()
             )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -128,6 +134,7 @@ class Load:
     model_mib: float
     processes: int
     retry_s: float
+    chunk_kib: int
     workers: int = 0
     hidden: Hidden | None = None
     _samples: list[Sample] = field(default_factory=list, init=False)
@@ -144,10 +151,11 @@ class Load:
         names = [f"dev-{i:04}" for i in range(self.devices)]
         run = self._run = run_of(self.model_mib, self.rounds, self.asked / self.devices)
         size = write_updates(self.folder / "updates", run, names[0])
-        begin = time.monotonic()
-        with open_broker("mosquitto", state=self.folder / "broker", devices=self.devices) as self._broker:
+        begin, chunk = time.monotonic(), self.chunk_kib << 10
+        with open_broker("mosquitto", state=self.folder / "broker", devices=self.devices, chunk=chunk) as self._broker:
             url, hidden = self._broker.url, self.hidden
             more = {} if hidden is None else secure_devices.made(self.folder, run, names, url, hidden.degree)
+            more = {**more, "broker": {**more.get("broker", {}), "chunk_kib": self.chunk_kib}}
             if self.workers:
                 more = {**more, "ingest": {"workers": self.workers}}
             quorum = 1.0 if hidden is None or not hidden.leaving else 0.5
@@ -249,6 +257,7 @@ class Load:
             "asked": self.asked,
             "rounds": ledger.rounds,
             "model_mib": self.model_mib,
+            "chunk_kib": self.chunk_kib,
             "update_bytes": size,
             "counted": ledger.counted,
             "receipts": ledger.receipts,

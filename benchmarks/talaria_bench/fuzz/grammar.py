@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 
 from talaria.wire import messages
-from talaria.wire.frames import MAGIC, MAX_HEADER, VERSION, Header, encode_frame
+from talaria.wire.frames import MAGIC, MAX_FRAME, MAX_HEADER, VERSION, Header, encode_frame
 from talaria.wire.signing import Signer
 from talaria_bench.fuzz.target import NESTED
 from talaria_bench.fuzz.wire import TYPES, every_message
@@ -35,7 +35,7 @@ ODD: tuple[Any, ...] = (
     [[[]]],
     "\x00/+#",
 )
-LARGEST = 200_000
+LARGEST = MAX_FRAME + 1000
 
 
 class Stranger:

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 
 from talaria.errors import ConfigError, StateError, TransportError
 from talaria.foreign import shown
+from talaria.wire.chunks import CHUNK
 from talaria_coordinator.broker import mosquitto
 from talaria_coordinator.broker.open_files import make_room
 from talaria_coordinator.broker.supervisor import STOP_SECONDS, Keeper
@@ -73,14 +74,15 @@ def open_broker(
     state: Path | None = None,
     security: Path | None = None,
     devices: int = 16,
+    chunk: int = CHUNK,
 ) -> Iterator[Broker]:
     """A broker for the time of the ``with`` block.
 
     ``choice`` is ``"auto"``, ``"mosquitto"``, ``"amqtt"`` or a URL. ``port`` 0 is a free one, the same again after
     a restart with the same ``state``: the folder for config, log and persistence (a temporary one where None).
     ``security`` is a folder of keys and lists (:mod:`talaria_coordinator.broker.mosquitto`) for a broker of TLS links
-    only; Mosquitto alone can do that. ``devices`` is how many are expected. Raises
-    :class:`~talaria.errors.TransportError` where the port is taken or the broker does not start, and
+    only; Mosquitto alone can do that. ``devices`` is how many are expected, ``chunk`` the bytes that a message carries.
+    Raises :class:`~talaria.errors.TransportError` where the port is taken or the broker does not start, and
     :class:`~talaria.errors.ConfigError` for an unknown choice, or where so many may not connect.
     """
     if "://" in choice:
@@ -101,7 +103,8 @@ def open_broker(
     make_room(devices)
     with _folder(state) as folder:
         wanted = port or _remembered(host, folder)
-        with _mosquitto(binary, host, wanted, folder, security, devices) if binary else _amqtt(host, wanted) as broker:
+        own = partial(mosquitto.config, devices=devices, chunk=chunk)
+        with _mosquitto(binary, host, wanted, folder, security, own) if binary else _amqtt(host, wanted) as broker:
             (folder / "port").write_text(str(urlsplit(broker.url).port))
             yield broker
 
@@ -190,7 +193,7 @@ def _account(data: Path, binary: Path) -> tuple[str | None, tuple[int, int]]:
 
 @contextmanager
 def _mosquitto(
-    binary: Path, host: str, port: int, folder: Path, security: Path | None, devices: int
+    binary: Path, host: str, port: int, folder: Path, security: Path | None, told: Callable[..., str]
 ) -> Iterator[Broker]:
     if port:
         _require_port(host, port)
@@ -207,7 +210,7 @@ def _mosquitto(
     (user, ids), keys = _account(data, binary), None if security is None else data
     for attempt in (1, 2, 3):
         chosen = port or _free_port(host)
-        config.write_text(mosquitto.config(host, chosen, data, user=user, security=keys, devices=devices))
+        config.write_text(told(host, chosen, data, user=user, security=keys))
         # A port below 1024 is root's: Mosquitto opens it and changes its user itself.
         account = ids if chosen >= 1024 else (-1, -1)
         answers = partial(_answers, host=host, port=chosen)

@@ -7,10 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from talaria.identity import credentials
-from talaria.wire.frames import MAX_FRAME
+from talaria.wire.chunks import CHUNK
+from talaria.wire.frames import MAX_HEADER, OVERHEAD
 
-LARGEST_PACKET = MAX_FRAME + 1024
-"""A frame with its topic and MQTT's own header."""
+BESIDE = OVERHEAD + MAX_HEADER + 1024
+"""Bytes of a packet beside a chunk, at most: the frame's header, the topic, MQTT's own header."""
+LARGEST_PACKET = CHUNK + BESIDE
+"""Of a fleet with chunks of the usual size."""
 IN_FLIGHT = 20
 """Messages under way to one client."""
 MEMORY = 256 * 2**20
@@ -81,11 +84,12 @@ def acl(fleet: str, coordinator: str, out: Iterable[str], workers: Iterable[str]
 
 
 def config(
-    host: str, port: int, data: Path, *, user: str | None = None, security: Path | None = None, devices: int = 16
-) -> str:
+    host: str, port: int, data: Path, *, user: str | None = None, security: Path | None = None, devices: int = 16,
+    chunk: int = CHUNK,
+) -> str:  # fmt: skip
     """The configuration file. ``security`` is a folder with :data:`FILES`: TLS 1.2 or newer, a certificate from
     everyone, and its name as user name and client id, so that nobody can evict another's connection. ``devices`` is
-    how many are expected."""
+    how many are expected, and ``chunk`` the bytes of a model or an update in one message."""
     who = [] if security is None else [line.format(folder=security) for line in _SECURE]
     lines = [
         f"listener {port} {host}",
@@ -99,8 +103,8 @@ def config(
         f"autosave_interval {AUTOSAVE_S}",
         "persistent_client_expiration 7d",
         # Whatever is larger than a frame does not come from us.
-        f"max_packet_size {LARGEST_PACKET}",
-        f"memory_limit {memory(devices)}",
+        f"max_packet_size {chunk + BESIDE}",
+        f"memory_limit {memory(devices, chunk)}",
         f"max_inflight_messages {IN_FLIGHT}",
         "max_queued_messages 1000",
         # A reader that stops reading must not fill our memory.
@@ -116,10 +120,10 @@ def config(
     return "\n".join(lines) + "\n"
 
 
-def memory(devices: int) -> int:
+def memory(devices: int, chunk: int = CHUNK) -> int:
     """Bytes that a broker for so many devices may use. At its limit Mosquitto disconnects whoever needs more."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(MEMORY + devices * IN_FLIGHT * LARGEST_PACKET, int(SHARE * machine))
+    return min(MEMORY + devices * IN_FLIGHT * (chunk + BESIDE), int(SHARE * machine))
 
 
 def forget(data: Path) -> bool:

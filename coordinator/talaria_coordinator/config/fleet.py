@@ -12,6 +12,8 @@ devices = 16                # learn once so many have come; or members = ["anna"
 [broker]
 url = "auto"                # "auto", "mosquitto", "amqtt", or mqtt://host:1883
 port = 0                    # of a managed broker; 0 is a free one, kept over restarts
+    # chunk_kib = 1024          # of a model or an update in one message, 4 to 1024; 120 where it is left out. Larger is
+    #                           # cheaper here, for links that carry one each way in a few seconds
     # username = "coordinator"  # at a hosted broker; with password_file = "password"
 
 [identity]
@@ -97,6 +99,8 @@ from talaria.federated.run_file import run_of
 from talaria.federated.server_rule import aggregator_of, least_of, located
 from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
+from talaria.wire.chunks import CHUNK, LEAST
+from talaria.wire.frames import MAX_PAYLOAD
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
 from talaria_coordinator.config.api import ApiConfig, api_of
 from talaria_coordinator.config.gateways import gateways_of, require_gateways
@@ -178,6 +182,8 @@ class FleetConfig:
     """How a new run is tried first; None: by all at once."""
     privacy: PrivacyConfig | None = None
     """Secure sums and a privacy budget; None: updates are seen as they are."""
+    chunk: int = CHUNK
+    """Bytes of a chunk of a model or an update; fewer where the broker takes no such messages."""
     retry_s: float = 2.0
     max_update: int = 64 << 20
     kit: Path | None = None
@@ -300,6 +306,7 @@ def config_of(top: Section, run: Run) -> FleetConfig:
         broker=broker.text("url", "auto"),
         host=broker.text("host", "127.0.0.1"),
         port=broker.whole("port", 0, high=65535),
+        chunk=broker.whole("chunk_kib", CHUNK >> 10, low=LEAST >> 10, high=MAX_PAYLOAD >> 10) << 10,
         username=broker.text("username", None),
         password_file=broker.path("password_file", None),
         identity=identity.path("folder", None),

@@ -19,6 +19,7 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.kits import KitOffer
 from talaria.protocol.coordinator.machine import Rules
+from talaria.protocol.coordinator.state import credit_of
 from talaria.protocol.driver import Driver, Sent
 from talaria.wire.chunks import ROOM, Cut, chunk_within, most_within
 from talaria.wire.mqtt import LinkDown, LinkUp, Transport, Will
@@ -95,8 +96,8 @@ class Service:
         self._secure = secure_of(config, self._learning.aggregator, store, blobs)
         spec = config.run.to_json().encode()
         rules = Rules(
-            retry=config.retry_s, max_update=config.max_update, stall=max(30.0, config.retry_s),
-            max_bytes=max(Rules.max_bytes, config.max_update),
+            chunk=config.chunk, credit=credit_of(config.chunk), retry=config.retry_s, max_update=config.max_update,
+            stall=max(30.0, config.retry_s), max_bytes=max(Rules.max_bytes, config.max_update),
         )  # fmt: skip
         self._members, self._bar = Members(config), keep_out
         self._out_changed = asyncio.Event()
@@ -252,14 +253,14 @@ class Service:
             self._fit(self._transport.largest)
             self._hearing.heard(time.monotonic())
             self._footing.up()
-            self._tell("connected")
+            self._tell("connected", chunk=self._half.rules.chunk)
         else:
             self._footing.lost(time.monotonic())
             self._tell("disconnected", error=change.reason)
 
     def _fit(self, largest: int | None) -> None:
         """Send in chunks that the broker takes. Raises :class:`ConfigError` where that is not possible."""
-        rules, most = self._half.rules, most_within(largest)
+        rules, most = self._half.rules, most_within(largest, self.config.chunk)
         need = max(self._parcels.size, 1)
         if need > most or (largest is not None and len(self._half.spec) + ROOM > largest):
             raise ConfigError(
@@ -267,7 +268,7 @@ class Service:
                 f"model has {need}, and the run's description {len(self._half.spec)}. Raise its bound (Mosquitto: "
                 "max_packet_size), or learn a smaller model"
             )
-        chunk = chunk_within(largest)
+        chunk = chunk_within(largest, self.config.chunk)
         if chunk != rules.chunk:
             self._half = replace(self._half, rules=replace(rules, chunk=chunk, max_update=min(rules.max_update, most)))
             self._publish_model(multicast=False)

@@ -146,6 +146,7 @@ def _broker(config: FleetConfig, stack: ExitStack, running: dict[object, Broker]
                 state=config.state / "broker",
                 security=security,
                 devices=config.expected,
+                chunk=config.chunk,
             )
         )
     return running[key]

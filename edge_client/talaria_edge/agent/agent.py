@@ -258,6 +258,8 @@ class Agent:
             case a.WordCame() if self._learner is not None and self._state.job is not None:
                 answer = partial(self._part.answer, self._learner.run, action.attempt, action.data)
                 self._driver.spawn(self._say(action.attempt, self._state.job.version, answer))
+            case a.CutAnew() if self._upload:
+                self._driver.spawn(self._offer(action.attempt, action.base_version, self._upload))
             case a.Reconnect():
                 self._tell("catching-up", reason=action.reason)
                 self._transport.renew(action.reason)
@@ -453,7 +455,7 @@ class Agent:
 
     def _cut(self, update: bytes) -> Cut:
         """How an update is sent: in chunks that the coordinator takes, and our broker."""
-        return describe(update, min(self._state.chunk, chunk_within(self._largest)))
+        return describe(update, chunk_within(self._largest, self._state.chunk))
 
     def _received(self, number: int, outcome: str, reason: str) -> None:
         """What the coordinator said to our update: unless it refused it, the new private state comes into force."""

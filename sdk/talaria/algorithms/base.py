@@ -19,6 +19,7 @@ class Card:
     name: str
     title: str
     shares: str
+    """``"nothing"`` where nothing travels: there is nothing to hide then, and no versions."""
     keeps: str
     serves: str
     source: str

@@ -78,8 +78,8 @@ def _require_asynchronous(run: Run, rule: Aggregator) -> None:
         reason = _against(one)
         if reason:
             raise ConfigError(f"{run.algorithm}: cannot learn asynchronously: {reason}; use rounds in step")
-    if algorithm_of(run).card.name == "local":
-        raise ConfigError("local: shares nothing, so that there are no versions to make; use rounds in step")
+    if algorithm_of(run).card.shares == "nothing":
+        raise ConfigError(f"{run.algorithm}: shares nothing, so that there are no versions to make; use rounds in step")
 
 
 def _against(rule: Aggregator) -> str:

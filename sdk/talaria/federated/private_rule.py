@@ -27,8 +27,10 @@ def require_private(run: Run, privacy: Privacy) -> None:
             f"privacy: metrics={list(privacy.metrics)} and secure=false: each update tells its own anyhow; leave "
             "metrics out"
         )
-    if rounds.algorithm_of(run).card.name == "local":
-        raise ConfigError("privacy: local shares nothing, so that there is nothing to hide; leave privacy out")
+    if rounds.algorithm_of(run).card.shares == "nothing":
+        raise ConfigError(
+            f"privacy: {run.algorithm} shares nothing, so that there is nothing to hide; leave privacy out"
+        )
     if run.asynchronous:
         raise ConfigError("privacy: an asynchronous run takes updates one by one, and no cohort adds them up together")
     if run.codec != "raw":

@@ -334,6 +334,15 @@ class Told:
 
 
 @dataclass(frozen=True)
+class CutAnew:
+    """The update of this attempt is cut into larger chunks than the coordinator takes now: cut its bytes anew and say
+    that it is ready."""
+
+    attempt: int
+    base_version: int
+
+
+@dataclass(frozen=True)
 class Reconnect:
     """End this connection and begin another: its boot is not above those that the coordinator has heard."""
 
@@ -394,6 +403,7 @@ Action = (
     | Cancel
     | Receipted
     | Told
+    | CutAnew
     | Reconnect
     | Released
     | Noticed

@@ -1,4 +1,4 @@
-"""Large bytes as chunks of at most 120 KiB: cut by offset, rejoined in any order, each known by its sha256.
+"""Large bytes as chunks of at most 1 MiB: cut by offset, rejoined in any order, each known by its sha256.
 
 A chunk may come twice, late or out of order; it lands in its place or is refused. The file form survives a
 restart by looking, not by trusting: each place is hashed again, and what does not match is missing.
@@ -17,7 +17,8 @@ from talaria.errors import ConfigError, StateError, TooLarge, WireError
 from talaria.wire.frames import MAX_PAYLOAD
 from talaria.wire.messages import MAX_CHUNKS, Parcel
 
-CHUNK = MAX_PAYLOAD
+CHUNK = 120 * 1024
+"""Bytes of a chunk where nothing else is asked for: slow links and hosted brokers carry it."""
 ROOM = 1280
 """Bytes of a message beside what it carries, at most: its topic, the frame's header and checksum, MQTT's own."""
 LEAST = 4096
@@ -60,8 +61,8 @@ def cut_of(parcel: Parcel) -> Cut:
 
 def describe(data: bytes, chunk: int = CHUNK) -> Cut:
     """How ``data`` is cut into chunks of ``chunk`` bytes. Raises :class:`TooLarge` beyond 3600 chunks."""
-    if not 1 <= chunk <= CHUNK:
-        raise ConfigError(f"chunk={chunk} must be in 1..{CHUNK} bytes")
+    if not 1 <= chunk <= MAX_PAYLOAD:
+        raise ConfigError(f"chunk={chunk} must be in 1..{MAX_PAYLOAD} bytes")
     if not data:
         raise ConfigError("describe: there are no bytes to send")
     if len(data) > chunk * MAX_CHUNKS:
@@ -71,24 +72,25 @@ def describe(data: bytes, chunk: int = CHUNK) -> Cut:
     return Cut(len(data), chunk, hashlib.sha256(data).digest(), hashes)
 
 
-def chunk_within(largest: int | None) -> int:
-    """The size of chunks where a broker takes ``largest`` bytes as one message (None: no bound is known).
+def chunk_within(largest: int | None, chunk: int = CHUNK) -> int:
+    """The size of chunks, at most ``chunk``, where a broker takes ``largest`` bytes as one message (None: no bound is
+    known).
 
     Raises :class:`ConfigError` below 4096.
     """
     if largest is None:
-        return CHUNK
+        return chunk
     if largest < LEAST:
         raise ConfigError(
             f"the broker takes at most {largest} bytes as one message, and {LEAST} are needed; raise its bound "
             "(Mosquitto: max_packet_size)"
         )
-    return min(CHUNK, largest - ROOM)
+    return min(chunk, largest - ROOM)
 
 
-def most_within(largest: int | None) -> int:
+def most_within(largest: int | None, chunk: int = CHUNK) -> int:
     """The most bytes that can be sent in such chunks: the sha256 of each must stand in one message too."""
-    chunk = chunk_within(largest)
+    chunk = chunk_within(largest, chunk)
     return chunk * MAX_CHUNKS if largest is None else chunk * min(MAX_CHUNKS, (largest - ROOM) // 32)
 
 

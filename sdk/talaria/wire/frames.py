@@ -20,7 +20,8 @@ from talaria.wire.signing import SIGNATURE_BYTES, Signer, verified
 MAGIC = b"FLF1"
 VERSION = 3
 MAX_HEADER = 1024
-MAX_PAYLOAD = 120 * 1024
+MAX_PAYLOAD = 1024 * 1024
+"""Of a chunk; a message has less."""
 OVERHEAD = len(MAGIC) + 2 + 4
 MAX_FRAME = OVERHEAD + MAX_HEADER + MAX_PAYLOAD
 LARGEST_INT = 2**53
@@ -62,7 +63,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Frame:
-    """A header and at most 120 KiB of payload."""
+    """A header and at most 1 MiB of payload."""
 
     header: Header
     payload: bytes
@@ -83,7 +84,7 @@ _KEYS = {
 
 
 def encode_frame(header: Header, payload: bytes, signer: Signer | None = None) -> bytes:
-    """The bytes of one frame, signed where a ``signer`` is given. Raises :class:`TooLarge` beyond 120 KiB."""
+    """The bytes of one frame, signed where a ``signer`` is given. Raises :class:`TooLarge` beyond 1 MiB."""
     if len(payload) > MAX_PAYLOAD:
         raise TooLarge(f"frame: payload of {len(payload)} bytes is above {MAX_PAYLOAD}; send it in chunks")
     plain = _pack(header, len(payload), b"")

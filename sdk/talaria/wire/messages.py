@@ -16,6 +16,8 @@ from talaria.errors import TooLarge, WireError
 from talaria.foreign import named, reading, shown
 from talaria.wire.frames import LARGEST_INT, MAX_PAYLOAD, Frame, unpack
 
+MAX_MESSAGE = 120 * 1024
+"""Bytes of a message's payload: more than any has."""
 MAX_CHUNKS = 3600
 MAX_SPEC = 64 * 1024
 MAX_PROFILE = 4 * 1024
@@ -424,6 +426,8 @@ def _decoded(frame: Frame) -> Message:
     cls = BY_TYPE.get(frame.header.type)
     if cls is None:
         raise WireError(f"message type {frame.header.type[:20]!r} is unknown; known are {', '.join(BY_TYPE)}")
+    if len(frame.payload) > MAX_MESSAGE:
+        raise TooLarge(f"message {cls.TYPE!r}: {len(frame.payload)} bytes are above {MAX_MESSAGE}; refused unread")
     values = unpack(frame.payload, f"message {cls.TYPE!r}")
     names = {f.name for f in fields(cls)}
     if not isinstance(values, dict) or set(values) != names:

@@ -35,7 +35,7 @@ NAMES = ("anna", "bela", "carl", "dora", "emil")
 RUN = Run(spec=SPEC, algorithm="fedavg", recipe=Recipe(batch=6, lr=0.02), rounds=3, seed=3, asynchronous=True)
 STEP = replace(RUN, asynchronous=False)
 KRUM = {"name": "krum", "f": 1}
-REFUSED = {"local": "shares nothing", "pfedgm": "class statistics"}
+REFUSED = {"local": "shares nothing", "mypkg.mine:Hermit": "shares nothing", "pfedgm": "class statistics"}
 
 
 def samples(seed: int, count: int) -> Samples:
@@ -57,7 +57,7 @@ def run_of(algorithm: str, **changes: object) -> Run:
     return replace(RUN, algorithm=algorithm, **{"hparams": hparams, **changes})
 
 
-@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
+@pytest.mark.parametrize("algorithm", sorted({*ALGORITHMS, *REFUSED}))
 def test_every_algorithm_learns_asynchronously_and_replays_to_the_same_bytes_or_says_why_not(algorithm: str) -> None:
     run, two = run_of(algorithm), Buffering(buffer=2)
     if algorithm in REFUSED:

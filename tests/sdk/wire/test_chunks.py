@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, StateError, TooLarge, WireError
 from talaria.wire.chunks import FileAssembly, describe
+from talaria.wire.frames import MAX_PAYLOAD
 
 DATA = bytes(range(256)) * 11
 
@@ -83,7 +84,7 @@ def test_bounds_hold_before_anything_is_allocated(tmp_path):
     with pytest.raises(ConfigError):
         describe(b"", 10)
     with pytest.raises(ConfigError):
-        describe(b"x", 120 * 1024 + 1)
+        describe(b"x", MAX_PAYLOAD + 1)
 
 
 def test_a_file_picks_up_after_a_restart_and_believes_only_what_it_hashes(tmp_path):

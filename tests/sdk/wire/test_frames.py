@@ -260,3 +260,15 @@ def test_a_key_is_kept_and_never_shown():
     assert not verified(b"short", key.sign(b"x"), b"x")
     with pytest.raises(ConfigError, match="32"):
         Signer.of(b"short")
+
+
+def test_a_message_is_never_as_large_as_a_chunk_may_be():
+    parcel = m.ModelManifest(
+        version=1, size=m.MAX_CHUNKS * MAX_PAYLOAD, chunk=MAX_PAYLOAD, sha256=bytes(32),
+        hashes=bytes(32 * m.MAX_CHUNKS), nonce=bytes(16),
+    )  # fmt: skip
+    largest = m.encode_message(parcel)
+    assert m.decode_message(Frame(Header("model", "watch"), largest)) == parcel
+    assert len(largest) <= m.MAX_MESSAGE
+    with pytest.raises(TooLarge, match=f"{m.MAX_MESSAGE + 1} bytes are above {m.MAX_MESSAGE}; refused unread"):
+        m.decode_message(Frame(Header("model", "watch"), bytes(m.MAX_MESSAGE + 1)))

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from talaria.errors import ConfigError, StateError, TransportError
+from talaria.wire.frames import MAX_FRAME
 from talaria.wire.inbox_budget import Budget
 from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will, _Session
 
@@ -513,12 +514,12 @@ def test_websockets_carry_messages(amqtt_websocket):
 
 def test_a_full_inbox_drops_instead_of_growing(mosquitto):
     async def story() -> None:
-        hear = Mqtt(mosquitto.url, "hear", ("t",), keepalive=3, inbox=200_000, backoff=(0.05, 0.2))
+        hear = Mqtt(mosquitto.url, "hear", ("t",), keepalive=3, inbox=2 * MAX_FRAME, backoff=(0.05, 0.2))
         say = Mqtt(mosquitto.url, "say", ("none",), **FAST)
         await hear.start()
         await say.start()
         for _ in range(4):
-            await say.publish("t", bytes(90_000))
+            await say.publish("t", bytes(MAX_FRAME - 1000))
         assert await say.flush(10)
         async with asyncio.timeout(10):
             while hear.dropped < 2:

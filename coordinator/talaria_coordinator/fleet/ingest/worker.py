@@ -18,7 +18,7 @@ from typing import Any, get_args
 from talaria import time
 from talaria.errors import StateError, WireError
 from talaria.protocol.actions import Counted, SendChunks
-from talaria.protocol.coordinator.state import Rules
+from talaria.protocol.coordinator.state import credit_of
 from talaria.protocol.transfer import Receiver, chunk_frames
 from talaria.wire.chunks import Cut
 from talaria.wire.frames import MAX_FRAME, decode_frame
@@ -53,10 +53,8 @@ from talaria_coordinator.fleet.uploads import Uploads, check
 
 logger = logging.getLogger(__name__)
 
-TOGETHER = Rules.credit // 2
-"""Chunks of an upload that are told together: with so many of a window here, the next are asked for."""
 SOON_S = 0.05
-"""Fewer are told after so long."""
+"""Chunks of less than half a window are told after so long."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +239,8 @@ class Worker:
             self._say(Trouble(topic.device, str(error)))
         upload.news.append(header.idx)
         upload.size += len(item.topic) + len(item.payload)
-        if upload.receiver.whole or len(upload.news) >= TOGETHER:
+        # With half of a window here, the next ones are asked for.
+        if upload.receiver.whole or len(upload.news) >= credit_of(upload.receiver.cut.chunk) // 2:
             self._tell(key)
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SOON_S, self._tell_all)

@@ -86,6 +86,11 @@ class Rules:
             raise ConfigError(f"rules: retry={self.retry} must be above 0 and at most stall={self.stall}")
 
 
+def credit_of(chunk: int) -> int:
+    """How many chunks of this size may be in flight per transfer, so that larger ones take no more memory: 2 to 8."""
+    return max(2, min(Rules.credit, Rules.credit * CHUNK // chunk))
+
+
 @dataclass(slots=True)
 class Peer:
     """A device as the coordinator knows it."""

@@ -158,14 +158,16 @@ class DeviceMachine:
     def _ready(self, state: DeviceState, event: e.UpdateReady, out: list[a.Action]) -> None:
         job = state.job
         known = job is not None and (job.attempt, job.version) == (event.attempt, event.base_version)
-        if job is None or not known or job.phase not in ("training", "fetching"):
+        anew = job is not None and job.cut is not None and job.cut.sha256 == event.cut.sha256
+        if job is None or not known or (job.phase not in ("training", "fetching") and not anew):
             return  # the round is over, or this update is on its way already
         if event.cut.size > state.max_update:
             job.phase, job.reason = "refused", f"update of {event.cut.size} bytes; at most {state.max_update}"
             out.append(a.Save())
             self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
             return
-        job.phase, job.cut, job.base_version = "offering", event.cut, event.base_version
+        job.phase = job.phase if anew else "offering"
+        job.cut, job.base_version = event.cut, event.base_version
         out.append(a.Save())
         self._offer(state, event.now, out)
 
@@ -395,6 +397,9 @@ class DeviceMachine:
         if job is None or job.cut is None:
             return
         job.said, cut = now, job.cut
+        if cut.chunk > state.chunk:
+            out.append(a.CutAnew(job.attempt, job.base_version))
+            return
         tag = f"{self.fleet}/{self.device}/{job.attempt}/".encode()
         offer = m.Offer(
             attempt=job.attempt,
