@@ -120,6 +120,13 @@ def test_larger_pieces_take_no_more_memory():
         assert credit_of(chunk) * chunk <= max(Rules.credit * CHUNK, 2 * chunk)
 
 
+def test_a_mosquitto_of_ours_keeps_all_that_devices_are_asked_for(tmp_path):
+    (line,) = (
+        x for x in mosquitto.config("127.0.0.1", 1883, tmp_path).splitlines() if x.startswith("max_queued_bytes")
+    )
+    assert int(line.split()[1]) >= Rules.max_asked + 4 * MAX_PAYLOAD  # and all that is said beside
+
+
 def test_a_mosquitto_of_ours_takes_what_is_asked_for(tmp_path):
     text = mosquitto.config("127.0.0.1", 1883, tmp_path, chunk=MAX_PAYLOAD)
     (line,) = (line for line in text.splitlines() if line.startswith("max_packet_size"))

@@ -45,11 +45,17 @@ class Fleet(RuleBasedStateMachine):
     @initialize(
         seed=st.integers(0, 2**16), drop=st.sampled_from([0.0, 0.1, 0.3]), double=st.sampled_from([0.0, 0.3]),
         mix=st.sampled_from([0.0, 0.4]), signed=st.booleans(), places=st.sampled_from([1, 64]),
-        stale=st.sampled_from([0, 0, 2]), relayed=st.booleans(),
+        stale=st.sampled_from([0, 0, 2]), relayed=st.booleans(), most=st.sampled_from([1, 3000, 2**24]),
     )  # fmt: skip
-    def begin(self, seed, drop, double, mix, signed, places, stale, relayed):
+    def begin(self, seed, drop, double, mix, signed, places, stale, relayed, most):
         self.w = self.world(
-            3, Faults(seed, drop, double, mix), signed=signed, relayed=relayed, max_open=places, **BOUNDS
+            3,
+            Faults(seed, drop, double, mix),
+            signed=signed,
+            relayed=relayed,
+            max_open=places,
+            max_asked=most,
+            **BOUNDS,
         )
         self.stale, self.slow = stale, []
         self.held: set[str] = set()
@@ -199,6 +205,8 @@ class Fleet(RuleBasedStateMachine):
         assert len(state.uploads) <= self.w.rules.max_open
         assert len(state.waiting) <= 4 * self.w.rules.max_open
         assert set(state.offers) == set(state.waiting)
+        asked = sum(len(upload.receiver.asked) for upload in state.uploads.values())
+        assert asked * self.w.rules.chunk <= max(self.w.rules.max_asked, self.w.rules.chunk)
         for device, xfer in state.uploads:
             upload = state.uploads[device, xfer]
             assert state.attempts[upload.attempt].cohort[device].phase in ("receiving", "storing")

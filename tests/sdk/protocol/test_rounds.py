@@ -460,6 +460,26 @@ def test_open_uploads_are_bounded_and_the_others_wait_their_turn(world):
     assert most <= 2
 
 
+@pytest.mark.parametrize("relayed", [False, True])
+@pytest.mark.parametrize(("devices", "each"), [(2, 4), (5, 3), (30, 1)])
+def test_no_more_is_asked_for_than_a_broker_keeps_for_one_that_listens(world, devices, each, relayed):
+    w = world(devices, QUIET, max_asked=12_000, relayed=relayed)
+    w.begin()
+    w.open(1)
+    most, together = dict.fromkeys(w.names, 0), 0
+    for _ in range(4000):
+        w.hub.pump(1)
+        asked = {device: len(upload.receiver.asked) for (device, _), upload in w.state.uploads.items()}
+        most |= {device: max(most[device], count) for device, count in asked.items()}
+        together = max(together, sum(asked.values()))
+        if w.closed:
+            break
+    assert sorted(counted(w.closed[0])) == sorted(digests(w, 1))
+    assert together <= 12
+    assert max(most.values()) == 4  # who comes first is alone
+    assert min(most.values()) <= each
+
+
 def test_updates_of_earlier_rounds_count_within_the_staleness_allowed(world):
     w = world(3, QUIET)
     slow: list[tuple[str, int, int]] = []

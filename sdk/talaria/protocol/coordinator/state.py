@@ -34,6 +34,8 @@ class Rules:
     """Uploads at the same time; later offers wait their turn."""
     max_bytes: int = 512 * 2**20
     """Bytes of all open uploads together."""
+    max_asked: int = 24 * 2**20
+    """Of them, those asked for and not here yet: what a broker keeps for one that listens; it drops the rest."""
     retry: float = 2.0
     """After this long without an answer a message is said again."""
     stall: float = 30.0
@@ -71,6 +73,7 @@ class Rules:
             ("max_update", 1, MAX_TRANSFER),
             ("max_open", 1, 100_000),
             ("max_bytes", self.max_update, 2**50),
+            ("max_asked", 1, 2**50),
             ("strikes", 1, 1000),
             ("flaps", 1, 10_000),
             ("burst", 1, 2**31),

@@ -12,7 +12,7 @@ from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, Participant,
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.wire import messages as m
-from talaria.wire.chunks import cut_of
+from talaria.wire.chunks import Cut, cut_of
 from talaria.wire.frames import Frame
 
 TELL_SECONDS = 60.0
@@ -129,6 +129,8 @@ def admit(t: Turn) -> None:
         busy = sum(u.receiver.cut.size for u in state.uploads.values())
         if len(state.uploads) >= t.rules.max_open or busy + cut.size > t.rules.max_bytes:
             return
+        if state.uploads and _asked(t) + _piece(cut) > t.rules.max_asked:
+            return
         state.waiting.pop(0)
         del state.offers[number, device]
         member = state.attempts[number].cohort[device]
@@ -143,11 +145,30 @@ def admit(t: Turn) -> None:
 # -- chunks
 
 
+def _piece(cut: Cut) -> int:
+    return min(cut.chunk, cut.size)
+
+
+def _asked(t: Turn) -> int:
+    """Bytes that open uploads are asked for and that are not here; of each that is not whole one chunk at least."""
+    open_ones = (upload.receiver for upload in t.state.uploads.values() if not upload.receiver.whole)
+    return sum(max(1, len(one.asked)) * _piece(one.cut) for one in open_ones)
+
+
+def _credit(t: Turn, receiver: Receiver) -> int:
+    """How many chunks may be on their way: its share of all that may be, among those that are open or soon will be."""
+    piece, state = _piece(receiver.cut), t.state
+    others = _asked(t) - max(1, len(receiver.asked)) * piece
+    many = min(t.rules.max_open, len(state.uploads) + len(state.waiting))
+    share = min(t.rules.max_asked // many, t.rules.max_asked - others)
+    return max(1, min(t.rules.credit, share // piece))
+
+
 def _ask(t: Turn, device: str, xfer: str, again: bool = False, first: bool = False) -> None:
     upload = t.state.uploads.get((device, xfer))
     if upload is None or not upload.listening:
         return
-    bitmap = upload.receiver.window(t.now, t.rules.credit, again)
+    bitmap = upload.receiver.window(t.now, _credit(t, upload.receiver), again)
     if bitmap:
         kind = m.Grant if first or again else m.Need
         t.say(device, kind(attempt=upload.attempt, xfer=xfer, bitmap=bitmap, credit=t.rules.credit))
@@ -174,6 +195,7 @@ def chunk(t: Turn, device: str, frame: Frame, proven: bool = True) -> None:
         _completed(t, upload, key)
     if not upload.receiver.whole:
         _ask(t, *key)
+    admit(t)
 
 
 def _completed(t: Turn, upload: Upload, key: tuple[str, str]) -> None:
@@ -236,6 +258,7 @@ def came(t: Turn, event: e.ChunksCame) -> None:
     _completed(t, upload, key)
     if not receiver.whole:
         _ask(t, *key)
+    admit(t)
 
 
 # -- the store's answer
