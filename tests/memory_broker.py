@@ -170,7 +170,7 @@ class Loop:
             raise TransportError(f"{self._name} is closed; start a new transport")
         return item
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, name: str = "") -> bool:
         """Hand one message to the hub."""
         if not self._open:
             return False
@@ -179,6 +179,10 @@ class Loop:
             self._hub.pump()
         await asyncio.sleep(0)
         return True
+
+    def flying(self, name: str) -> bool:
+        """Nothing is ever on its way here."""
+        return False
 
     async def recall(self) -> None:
         """Hear again what the hub retains for us."""

@@ -33,9 +33,12 @@ function identityOf(folder, fleet, device) {
   };
 }
 
+const ONWARD_MS = 1000; // so long a broker may take to send on what it has acknowledged
+
 class Device {
   #client = null;
   #flying = new Map();
+  #there = new Map(); // when the broker acknowledged what has a name
   #largest = Infinity;
   #tries = 0;
   #calls = []; // works one after another: one round is trained at a time
@@ -173,12 +176,22 @@ class Device {
     this.#client?.end(true);
   }
 
-  publish(topic, payload, retain) {
+  publish(topic, payload, retain, name) {
     const client = this.#client;
     if (!client?.connected) return; // dropped: what still waits for an answer is said again
-    const key = Symbol(topic);
+    const key = name ?? Symbol(topic);
     this.#flying.set(key, performance.now());
-    client.publish(topic, payload, { qos: 1, retain }, () => this.#flying.delete(key));
+    client.publish(topic, payload, { qos: 1, retain }, () => {
+      this.#flying.delete(key);
+      if (name === undefined) return;
+      for (const [one, at] of this.#there) if (performance.now() - at > ONWARD_MS) this.#there.delete(one);
+      this.#there.set(name, performance.now());
+    });
+  }
+
+  /** Whether a message of this name is on its way: to the broker, which takes long over a thin link, or on from there. */
+  flying(name) {
+    return this.#flying.has(name) || performance.now() - (this.#there.get(name) ?? -Infinity) < ONWARD_MS;
   }
 
   #tick() {

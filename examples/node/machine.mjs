@@ -30,9 +30,11 @@ class Arrival {
   have = new Set();
   asked = new Set();
   wrong = 0;
+  slowest = 0; // seconds that a chunk took at most
+  tries = 0; // how often chunks were asked for again since one came
 
   constructor(cut, now, chunks = []) {
-    Object.assign(this, { cut, touched: now, have: new Set(chunks) });
+    Object.assign(this, { cut, touched: now, since: now, have: new Set(chunks) });
   }
 
   get transfer() {
@@ -52,12 +54,27 @@ class Arrival {
       throw new WireError(`chunk ${idx} does not match the manifest`);
     }
     this.touched = now;
-    return !this.have.has(idx) && Boolean(this.have.add(idx));
+    if (this.have.has(idx)) return false;
+    Object.assign(this, { slowest: Math.max(this.slowest, now - this.since), tries: 0, since: now });
+    return Boolean(this.have.add(idx));
+  }
+
+  /** Seconds without a chunk after which it is asked for again: one over a thin link must come in time. */
+  patience(wait) {
+    const first = Math.min(10, Math.min(this.cut.chunk, this.cut.size) / 16384);
+    return Math.max(wait, Math.min(60, 2 ** this.tries * (2 * this.slowest || first)));
+  }
+
+  overdue(now, wait) {
+    return now - this.touched >= this.patience(wait);
   }
 
   /** The bitmap to ask for now: half a window more once half of the last one came, or, `again`, all that is missing of it. */
   window(credit, now, again = false) {
-    if (again) this.asked.clear();
+    if (again) {
+      this.asked.clear();
+      this.tries += 1;
+    } else if (!this.asked.size) this.since = now;
     if (this.whole || this.asked.size > credit / 2) return null;
     const count = countOf(this.cut);
     const ask = [];
@@ -205,9 +222,10 @@ export class Machine {
       if (job?.phase === "refused") this.#repeat();
     }
     if (job?.phase === "offering" && now - this.#jobSaid >= wait) this.#offer();
-    if (this.#kit && now - (this.#kit.arrival?.touched ?? this.#kit.asked) >= wait) this.#wantKit(true);
+    const kit = this.#kit;
+    if (kit && (kit.arrival ? kit.arrival.overdue(now, wait) : now - kit.asked >= wait)) this.#wantKit(true);
     if (this.#needed()) {
-      if (now - this.#model.touched >= wait) this.#want(true);
+      if (this.#model.overdue(now, wait)) this.#want(true);
     } else if (job?.phase === "fetching" && now - this.#jobSaid >= wait) {
       this.#jobSaid = now;
       this.#want();
@@ -395,7 +413,7 @@ export class Machine {
   fetchModel() {
     if (!this.state.fetch || this.#wanted) return;
     this.#wanted = true;
-    if (this.now() - this.#model.touched >= this.#patience()) this.#want();
+    if (this.#model.overdue(this.now(), this.#patience())) this.#want();
   }
 
   /** Whether the model that was announced last is for this device; what comes of it by multicast is kept in any case. */
@@ -464,7 +482,10 @@ export class Machine {
   #again() {
     const { job, fetch } = this.state;
     if (job && job.phase !== "done") this.#repeat();
-    if (fetch && this.#model.asked.size) this.#want(true);
+    if (fetch && this.#model.asked.size) {
+      this.#model.since = this.now();
+      this.#want(true);
+    }
     if (this.#kit) this.#wantKit(true);
   }
 
@@ -491,12 +512,14 @@ export class Machine {
   #send(job, indices) {
     const xfer = transferOf(job.cut.sha256);
     for (const idx of indices) {
+      const name = `${xfer}/${idx}`;
+      if (this.world.flying(name)) continue; // it is on its way
       const [off, length] = placeOf(job.cut, idx);
       const data = this.world.update(off, length);
       if (!fits(job.cut, idx, data)) throw new WireError(`chunk ${idx} of ${xfer} changed since it was offered`);
       const { fleet, device } = this.own;
       const header = { type: "chunk", fleet, device, boot: this.state.boot, attempt: job.attempt, xfer, idx, off };
-      this.world.publish(this.topics.up(xfer), encodeFrame(header, data), false);
+      this.world.publish(this.topics.up(xfer), encodeFrame(header, data), false, name);
     }
   }
 

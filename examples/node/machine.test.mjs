@@ -1,4 +1,4 @@
-// How this device gets its run's kit, message by message: node --test machine.test.mjs
+// How this device gets its run's kit, and cuts its update anew, message by message: node --test machine.test.mjs
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Machine, newState } from "./machine.mjs";
@@ -82,4 +82,27 @@ test("where there is none, or one too large, the reason is told and nothing more
     one.machine.tick();
     assert.equal(one.heard().length, 1);
   }
+});
+
+test("an update that waits is cut anew where its coordinator takes smaller chunks now", () => {
+  const said = [];
+  const world = new Proxy({}, {
+    get: (_, name) => (...given) => {
+      if (name === "update") return KIT.subarray(given[0], given[0] + given[1]);
+      if (name === "publish") said.push(decodeFrame(given[1]));
+    },
+  });
+  const cut = describe(KIT, 4000);
+  const job = { attempt: 1, version: 0, digest: Buffer.alloc(32), spec: "", epoch: 1, phase: "offering", cut, reason: "", outcome: "" };
+  const own = { fleet: "watch", device: "anna", profile: NONE, process: Buffer.alloc(16), retry: 2, maxModel: 2 ** 20 };
+  const machine = new Machine(own, { ...newState(), job }, world, () => 0);
+  machine.begin(NONE, [], cut.sha256);
+  machine.connecting();
+  machine.connected();
+  const told = { online: true, key: NONE, chunk: 1000, credit: 8, max_update: 2 ** 20, retry: 2, spec: Buffer.from("{}") };
+  const header = { type: "co", fleet: "watch", device: "", boot: 2, seq: 1 };
+  machine.received("fl/1/watch/co/state", encodeFrame(header, encodeMessage("co", told)), true);
+  const offers = said.filter((frame) => frame.header.type === "offer").map(decodeMessage);
+  assert.deepEqual(offers.map((offer) => offer.chunk), [4000, 1000]);
+  assert.deepEqual(Buffer.from(offers[1].hashes), describe(KIT, 1000).hashes);
 });

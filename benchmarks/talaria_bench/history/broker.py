@@ -237,7 +237,11 @@ class Wire:
             raise TransportError(f"{self._name} {why}; start a new transport") from self._failure
         return item
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
+    def flying(self, name: str) -> bool:
+        """Nothing is known to be on its way."""
+        return False
+
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, name: str = "") -> bool:
         """Hand one message to the link."""
         client = self.client
         if client is None or client.silent:

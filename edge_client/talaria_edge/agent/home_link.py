@@ -59,9 +59,13 @@ class HomeLink:
             if not item.retained and item.payload in (b"install", b"rollback"):
                 self._spawn(self._obey(item.payload.decode()))
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, name: str = "") -> bool:
         """As the agent's link."""
-        return await self._inner.publish(topic, payload, retain=retain)
+        return await self._inner.publish(topic, payload, retain=retain, name=name)
+
+    def flying(self, name: str) -> bool:
+        """As the agent's link."""
+        return self._inner.flying(name)
 
     async def recall(self) -> None:
         """As the agent's link."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from talaria import time
@@ -117,17 +118,20 @@ class Driver:
                 if isinstance(action, Publish):
                     await self._publish(transport, action.topic, action.payload, action.retain)
                     continue
-                slices = _slices(self._read(action.cut))
-                for topic, payload in chunk_frames(action, slices, known=self._known):
-                    if not await self._publish(transport, topic, payload, False):
+                names = {index: f"{action.kind}/{action.device}/{action.xfer}/{index}" for index in action.indices}
+                # What is asked for again, though it is on its way over a thin link, is not sent twice.
+                new = tuple(index for index, name in names.items() if not transport.flying(name))
+                frames = chunk_frames(replace(action, indices=new), _slices(self._read(action.cut)), known=self._known)
+                for index, (topic, payload) in zip(new, frames, strict=False):
+                    if not await self._publish(transport, topic, payload, False, names[index]):
                         break
             except WireError as error:
                 logger.info("not sent on: %s", error)
             finally:
                 self._line.task_done()
 
-    async def _publish(self, transport: Transport, topic: str, payload: bytes, retain: bool) -> bool:
-        sent = await transport.publish(topic, payload, retain=retain)
+    async def _publish(self, transport: Transport, topic: str, payload: bytes, retain: bool, name: str = "") -> bool:
+        sent = await transport.publish(topic, payload, retain=retain, name=name)
         if sent:
             self._sent(len(topic) + len(payload))
         return sent

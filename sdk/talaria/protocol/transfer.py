@@ -11,11 +11,17 @@ from dataclasses import dataclass, field
 
 from talaria.bitmaps import bits_of
 from talaria.errors import WireError
+from talaria.protocol import state_codec
 from talaria.protocol.actions import SendChunks
 from talaria.wire.chunks import Cut
 from talaria.wire.frames import Frame, Header, encode_frame
 from talaria.wire.messages import CHUNK
 from talaria.wire.topics import Topic
+
+THIN = 16 * 1024
+"""Bytes a second that a link has at least, until it is known how long a chunk takes."""
+LONGEST_FIRST_S = 10.0
+LONGEST_S = 60.0
 
 
 def transfer_of(sha256: bytes) -> str:
@@ -35,6 +41,12 @@ class Receiver:
     moved: float = 0.0
     """When a new chunk last came."""
     bad: int = 0
+    slowest: float = field(default=0.0, compare=False, metadata=state_codec.of_this_life())
+    """Seconds that a chunk has taken at most; 0 while that is not known. What an earlier transfer took may be given."""
+    tries: int = field(default=0, compare=False, metadata=state_codec.of_this_life())
+    """How often chunks were asked for again since one came."""
+    since: float = field(default=0.0, compare=False, metadata=state_codec.of_this_life())
+    """When the chunk that is on its way was asked for, or the one before it came."""
 
     @property
     def whole(self) -> bool:
@@ -57,15 +69,24 @@ class Receiver:
         self.touched = now
         if index in self.have:
             return False
+        self.slowest = max(now - max(self.since, self.moved), self.slowest if self.have else 0.0)
+        self.tries = 0
         self.have.add(index)
         self.moved = now
         return True
+
+    def patience(self, wait: float) -> float:
+        """Seconds without a chunk after which it is asked for again: ``wait`` at least, and so long that one over a
+        thin link comes in time. What is asked for twice comes twice, and holds up all behind it."""
+        first = min(LONGEST_FIRST_S, min(self.cut.chunk, self.cut.size) / THIN)
+        return max(wait, min(LONGEST_S, 2.0**self.tries * (2 * self.slowest or first)))
 
     def window(self, now: float, credit: int, again: bool = False) -> bytes:
         """The bitmap to ask for now, or ``b""``: a new half window when half of the last has come, or, with
         ``again``, all that is outstanding once more."""
         if again:
             self.asked.clear()
+            self.tries += 1
         if self.whole or len(self.asked) > credit // 2:
             return b""
         room = credit - len(self.asked)
@@ -77,6 +98,8 @@ class Receiver:
                 ask.add(index)
         if not ask:
             return b""
+        if not (self.asked or again):  # asked for once more, it may be the first one that comes
+            self.since = now
         self.asked |= ask
         self.touched = now
         return bits_of(ask, self.cut.count)

@@ -227,9 +227,13 @@ class Mqtt:
             self._budget.give(len(item.payload))
         return item
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, name: str = "") -> bool:
         """Hand one message to the link; False where it is down or the broker's queue is full."""
-        return self._session is not None and await self._session.publish(topic, payload, retain)
+        return self._session is not None and await self._session.publish(topic, payload, retain, name)
+
+    def flying(self, name: str) -> bool:
+        """Whether a message of this name is on its way, on the present connection."""
+        return self._session is not None and self._session.flying(name)
 
     async def follow(self, *filters: str) -> None:
         """Subscribe to these too, on this connection and all later ones; returns once the broker has them, or where the
@@ -359,7 +363,10 @@ class _Session:
             self._inbox.put_nowait(arrival)
         self._early = None
 
-    async def publish(self, topic: str, payload: bytes, retain: bool) -> bool:
+    def flying(self, name: str) -> bool:
+        return self._flying.has(name, time.monotonic())
+
+    async def publish(self, topic: str, payload: bytes, retain: bool, name: str) -> bool:
         while len(self._flying) >= self._window and not self.lost.is_set():
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
@@ -372,7 +379,7 @@ class _Session:
         sent = self._client.publish(topic, payload, qos=1, retain=retain)
         if sent.rc != paho.MQTT_ERR_SUCCESS:
             return False
-        self._flying.sent(sent.mid, time.monotonic())
+        self._flying.sent(sent.mid, time.monotonic(), name)
         return True
 
     def _require_answers(self) -> None:

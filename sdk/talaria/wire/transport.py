@@ -58,8 +58,14 @@ class Transport(Protocol):
         """The next thing that happened; the first is :class:`LinkUp`. Raises TransportError after :meth:`close`."""
         ...
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
-        """Hand one message (QoS 1) to the link, waiting while its window is full. False where the link is down."""
+    async def publish(self, topic: str, payload: bytes, *, retain: bool = False, name: str = "") -> bool:
+        """Hand one message (QoS 1) to the link, waiting while its window is full. False where the link is down. By its
+        ``name`` it is known while it is on its way."""
+        ...
+
+    def flying(self, name: str) -> bool:
+        """Whether a message of this name is on its way to the broker: over a thin link that takes long, and to send it
+        again would take as long again."""
         ...
 
     async def recall(self) -> None:

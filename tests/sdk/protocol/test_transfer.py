@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgpack
 import pytest
@@ -195,6 +195,27 @@ def test_a_device_is_told_of_a_wrong_event_and_limits_are_checked():
     for wrong in ({"chunk": 0}, {"credit": 65}, {"retry": 0.0}, {"max_bytes": 10}, {"stall": 1.0}):
         with pytest.raises(ConfigError):
             Rules(**wrong)
+
+
+def test_patience_is_that_of_a_thin_link_until_it_is_known_and_grows_while_nothing_comes():
+    large = Receiver(describe(bytes(4 * 122_880), 122_880))
+    large.window(0.0, 2)
+    assert [large.patience(wait) for wait in (2.0, 9.0)] == [7.5, 9.0]
+    large.window(7.5, 2, again=True)
+    assert large.patience(2.0) == 15.0
+    header = Header("chunk", "f", xfer="x", idx=0, off=0)
+    large.take(Frame(header, bytes(122_880)), 12.0)  # asked for at 0, whichever of the two it is
+    assert large.patience(2.0) == 24.0
+    large.take(Frame(replace(header, idx=1, off=122_880), bytes(122_880)), 17.0)
+    assert large.patience(2.0) == 24.0
+    for _ in range(9):
+        large.window(50.0, 2, again=True)
+    assert large.patience(2.0) == 60.0
+    small = Receiver(CUT)
+    small.window(0.0, 4)
+    assert small.patience(2.0) == 2.0
+    small.take(piece(0), 0.1)
+    assert small.patience(2.0) == 2.0
 
 
 def test_an_abort_by_the_operator_fails_the_round():

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from talaria.wire.in_flight import InFlight
+from talaria.wire.in_flight import ONWARD_S, InFlight
 
 
 def sent(*times):
@@ -53,3 +53,18 @@ def test_a_slow_link_that_answers_in_turn_is_never_given_up(pauses):
         now += pause
         flight.acknowledged(number, now)
     assert not flight.forgotten(1e6)
+
+
+def test_a_message_is_on_its_way_by_its_name_until_a_moment_after_it_is_acknowledged():
+    flight = InFlight(60.0, 0.0)
+    flight.sent(1, 1.0, "chunk 7")
+    flight.sent(2, 1.0)
+    flight.sent(3, 2.0, "chunk 7")
+    assert [flight.has(name, 2.0) for name in ("chunk 7", "chunk 8", "")] == [True, False, False]
+    flight.acknowledged(1, 3.0)
+    assert flight.has("chunk 7", 3.0 + 2 * ONWARD_S)
+    flight.acknowledged(3, 6.0)
+    flight.acknowledged(3, 7.0)
+    assert flight.has("chunk 7", 6.0 + ONWARD_S / 2)  # who asked for it may not have it yet
+    assert not flight.has("chunk 7", 6.0 + ONWARD_S)
+    assert len(flight) == 1

@@ -51,7 +51,7 @@ class Download:
             return
         # What is announced live may come by multicast: to ask for it too would double it.
         touched = -1e18 if at_once else now
-        self._begin(state, Receiver(cut_of(message), touched=touched, moved=now), b"", out)
+        self._begin(state, Receiver(cut_of(message), touched=touched, moved=now, slowest=state.pace), b"", out)
         state.fetch_version, state.wanted, state.compact_asks = message.version, False, 0
         if at_once:
             self.want(state, now, out)
@@ -65,7 +65,8 @@ class Download:
         if message.sha256 == message.of:
             state.compact_asks = ASKS
         else:
-            self._begin(state, Receiver(cut_of(message), touched=-1e18, moved=now), message.of, out)
+            part = Receiver(cut_of(message), touched=-1e18, moved=now, slowest=state.pace)
+            self._begin(state, part, message.of, out)
         self.want(state, now, out)
 
     def _require_size(self, message: m.Parcel) -> None:
@@ -99,8 +100,9 @@ class Download:
             return
         out.append(a.KeepChunk(self.device, frame.header.xfer, fetch.cut, frame.header.idx, frame.payload))
         if fetch.whole:
+            state.pace = fetch.slowest
             out.append(self.complete(state))
-        elif self.needed(state) and (fetch.asked or now - fetch.touched >= self.patience(state)):
+        elif self.needed(state) and (fetch.asked or self.overdue(state, now)):
             self.want(state, now, out)
 
     def complete(self, state: DeviceState) -> a.ModelComplete:
@@ -156,6 +158,11 @@ class Download:
         out.append(a.Save())
         if digest:
             self.say(state, m.Want(model_digest=digest, bitmap=b""), out)
+
+    def overdue(self, state: DeviceState, now: float) -> bool:
+        """Whether nothing of the model that is on its way has come for too long."""
+        fetch = state.fetch
+        return fetch is not None and now - fetch.touched >= fetch.patience(self.patience(state))
 
     def patience(self, state: DeviceState) -> float:
         """Seconds after which what was not answered is said again."""

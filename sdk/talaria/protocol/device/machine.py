@@ -102,7 +102,7 @@ class DeviceMachine:
                 state.kit = None
             case e.FetchModel():
                 state.wanted = state.fetch is not None
-                if state.fetch is not None and now - state.fetch.touched >= self._model.patience(state):
+                if state.fetch is not None and self._model.overdue(state, now):
                     self._model.want(state, now, out)
             case e.Keeps():
                 state.keeps = event.mask
@@ -122,7 +122,7 @@ class DeviceMachine:
         state.linked, state.model_digest, state.kit = False, event.model_digest, None
         if state.fetch is not None:
             state.fetch.have, state.fetch.asked = set(event.chunks), set()
-            state.fetch.touched = event.now
+            state.fetch.touched = state.fetch.since = event.now
             if state.fetched == event.model_digest:
                 state.fetch = None
             elif state.fetch.whole:
@@ -372,7 +372,7 @@ class DeviceMachine:
         if state.saying is not None and now - state.saying.said >= wait:
             self._speak(state, now, out)
         if state.fetch is not None and self._model.needed(state):
-            if now - state.fetch.touched >= wait:
+            if self._model.overdue(state, now):
                 self._model.want(state, now, out, again=True)
         elif job is not None and job.phase == "fetching" and now - job.said >= wait:
             job.said = now
@@ -386,6 +386,7 @@ class DeviceMachine:
         self._speak(state, now, out)
         state.compact_asks = 0
         if state.fetch is not None and state.fetch.asked:
+            state.fetch.since = now
             self._model.want(state, now, out, again=True)
         if state.kit is not None:
             kit.ask(state.kit, now, state.credit, partial(self._say, state, out=out), again=True)

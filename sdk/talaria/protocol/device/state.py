@@ -94,6 +94,8 @@ class DeviceState:
     fetch_version: int = 0
     fetch_of: bytes = b""
     """The global model that ``fetch`` is a part of; empty where it is the model."""
+    pace: float = field(default=0.0, compare=False, metadata=state_codec.of_this_life())
+    """Seconds that a chunk of the last global model took at most."""
     keeps: bytes = field(default=b"", metadata=state_codec.of_this_life())
     """The mask of what the program needs of a global model, packed; empty for all."""
     compact_asks: int = field(default=0, metadata=state_codec.of_this_life())
