@@ -30,7 +30,10 @@ def require_private(run: Run, privacy: Privacy) -> None:
     if rounds.algorithm_of(run).card.name == "local":
         raise ConfigError("privacy: local shares nothing, so that there is nothing to hide; leave privacy out")
     if run.asynchronous:
-        raise ConfigError("privacy: an asynchronous run takes updates one by one, and no cohort adds them up together")
+        raise ConfigError(
+            "privacy: an asynchronous run takes updates one by one, and no cohort adds them up together; "
+            "learn in rounds, or leave privacy out"
+        )
     if run.codec != "raw":
         raise ConfigError(
             f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead"
