@@ -9,7 +9,8 @@ from talaria_coordinator.storage.store import Store
 from talaria_export import Predictor, verify_bundle
 
 
-def test_a_fleet_learns_numbers_and_serves_them(fleet, command, tmp_path):
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_a_fleet_learns_numbers_and_serves_them(fleet, command, tmp_path, engine):
     draw = np.random.default_rng(0)
     x = draw.normal(0, 1, (90, 6)).astype(np.float32)
     # Whole numbers, as a meter gives them: nothing in the file says that they are no classes.
@@ -18,6 +19,7 @@ def test_a_fleet_learns_numbers_and_serves_them(fleet, command, tmp_path):
     np.savez(mine, x=x, y=y, client=np.repeat(["anna", "bela", "carl"], 30))
     folder = tmp_path / "fleet"
     words = ("-a", "ditto", "-d", f"npz:{mine}", "--model", "mlp", "--task", "regression", "--rounds", "2")
+    words += ("--engine", engine)
     words += (
         "--recipe",
         "optimizer=adamw",
