@@ -1,6 +1,7 @@
 """Settings, data sets and options that are wrong: each is answered by field, value and mend, never by a traceback."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +150,14 @@ def test_a_devices_samples_that_are_wrong(said, tmp_path, changed, field, value,
             "no fewer than 3 updates, and a round counts 2",
             "lower its f",
         ),
+        (
+            {},
+            ("--plan", "client-0=p.json", "--plan", "client-0=p.json"),
+            "--plan",
+            "client-0=",
+            "leave one of them out",
+        ),
+        ({}, ("--plan", "p.json", "--plan", "p.json"), "--plan", "p.json", "leave one of them out"),
         ({}, ("--aggregator", "server_adam"), "aggregator 'server_adam'", "'inner'", "such as inner=mean"),
         (
             {},
@@ -163,6 +172,7 @@ def test_a_devices_samples_that_are_wrong(said, tmp_path, changed, field, value,
 def test_a_simulation_that_is_given_something_wrong(said, changed, words, field, value, mend):
     x = np.random.default_rng(0).standard_normal((40, 6, 32)).astype(np.float32)
     np.savez("mine.npz", **{"x": x, "y": np.arange(40) % 2, "client": np.repeat([0, 1], 20)} | changed)
+    Path("p.json").write_text('{"plan": {"batch": 8}}')
     given = ("-a", "fedavg", "-d", "npz:mine.npz", "--model", "imu_cnn", "--rounds", "1")
     text = said("simulate", *given, *words)
     for each in (field, value, mend):
