@@ -5,16 +5,20 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 import talaria
 import talaria_coordinator
 import talaria_edge
 import talaria_export
+from talaria.cli.main import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -33,14 +37,31 @@ def test_the_pages_of_the_algorithms_are_current() -> None:
         assert page.read_text() == text, f"{name} is stale; run python scripts/algorithm_docs.py"
 
 
-def test_every_command_of_the_readme_exists() -> None:
-    from importlib.metadata import entry_points
+def named_commands(text: str) -> Iterator[list[str]]:
+    """The words after ``talaria`` of what stands in backticks, over line ends too, or begins a line of a block."""
+    for found in re.findall(r"`talaria ([^`]+)`|^(?:#: |    )*talaria ([^`#\n]+)", text, re.MULTILINE):
+        yield " ".join(found).split()
 
-    known = {entry.name for entry in entry_points(group="talaria.commands")}
-    text = (ROOT / "README.md").read_text()
-    named = set(re.findall(r"^talaria ([a-z]+)", text, re.MULTILINE))
-    assert named, "the README shows commands"
-    assert named <= known, f"the README names {sorted(named - known)}, which do not exist"
+
+PAGES = (ROOT / "README.md", ROOT / "SECURITY.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md")))
+MODULES = tuple(module for root in SOURCES for module in sorted((ROOT / root).rglob("*.py")))
+
+
+def test_every_command_that_is_named_exists_and_has_its_options() -> None:
+    """On the pages, and in the words that the programs say when something must be mended."""
+    top = typer.main.get_command(app())
+    for file in (*PAGES, *MODULES):
+        for words in named_commands(file.read_text()):
+            command, rest = top, list(words)
+            while rest and isinstance(command, TyperGroup) and re.fullmatch(r"[a-z][a-z-]*", rest[0]):
+                below = command.get_command(typer.Context(command), rest[0])
+                assert below is not None, f"{file.relative_to(ROOT)}: there is no `talaria {' '.join(words)}`"
+                command, rest = below, rest[1:]
+            if isinstance(command, TyperGroup):
+                continue
+            known = {"--help", *(name for one in command.params for name in (*one.opts, *one.secondary_opts))}
+            options = {word.partition("=")[0].strip(",;)]") for word in rest if re.match(r"--?[a-z]", word)}
+            assert options <= known, f"{file.relative_to(ROOT)}: `talaria {' '.join(words)}`: {options - known}"
 
 
 def test_the_table_of_formats_says_what_the_code_says() -> None:

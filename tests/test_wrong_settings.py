@@ -1,10 +1,12 @@
 """Settings, data sets and options that are wrong: each is answered by field, value and mend, never by a traceback."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import talaria
 from talaria.cli.main import main
 
 FLEET = """
@@ -74,6 +76,7 @@ def samples(**changed):
         ("fedavg", "fedavgg", "[run] algorithm", "'fedavgg'", "did you mean 'fedavg'?"),
         ("imu_cnn", "imu_cn", "[run] model", "'imu_cn'", "did you mean 'imu_cnn'?"),
         ("rounds = 2", "rounds = -2", "[run] rounds", "-2", "must be at least 1"),
+        ("[run]", '[rounds]\naggregator = "median:f=1"\n[run]', "aggregator", "no fewer than 3", "lower its f"),
         ("classes = 3", "classes = 1", "[run] classes", "1", "must be at least 2"),
         ("[run.spec]", '[run.recipe]\nlr = "fast"\n[run.spec]', "recipe: lr", "'fast'", "above 0, such as 0.02"),
         ("[run.spec]", "[run.hparams]\nmu = 1\n[run.spec]", "algorithm 'fedavg'", "option 'mu'", "it takes none"),
@@ -140,12 +143,66 @@ def test_a_devices_samples_that_are_wrong(said, tmp_path, changed, field, value,
         ({}, ("--codec", "int3"), "codec", "'int3'", "use raw, fp16"),
         ({}, ("--fraction", "2"), "fraction", "2.0", "must be in (0, 1]"),
         ({}, ("--task", "regress"), "task", "'regress'", "use one of classification"),
+        (
+            {},
+            ("--aggregator", "median:f=1"),
+            "aggregator",
+            "no fewer than 3 updates, and a round counts 2",
+            "lower its f",
+        ),
+        (
+            {},
+            ("--plan", "client-0=p.json", "--plan", "client-0=p.json"),
+            "--plan",
+            "client-0=",
+            "leave one of them out",
+        ),
+        ({}, ("--plan", "p.json", "--plan", "p.json"), "--plan", "p.json", "leave one of them out"),
+        ({}, ("--aggregator", "server_adam"), "aggregator 'server_adam'", "'inner'", "such as inner=mean"),
+        (
+            {},
+            ("--asynchronous", "--clip", "1"),
+            "privacy",
+            "an asynchronous run",
+            "learn in rounds, or leave privacy out",
+        ),
+        ({}, ("-d", "npz:."), "array 'x'", "it holds none", "name a .npz file, or put x.npy there"),
     ],
 )
 def test_a_simulation_that_is_given_something_wrong(said, changed, words, field, value, mend):
     x = np.random.default_rng(0).standard_normal((40, 6, 32)).astype(np.float32)
     np.savez("mine.npz", **{"x": x, "y": np.arange(40) % 2, "client": np.repeat([0, 1], 20)} | changed)
+    Path("p.json").write_text('{"plan": {"batch": 8}}')
     given = ("-a", "fedavg", "-d", "npz:mine.npz", "--model", "imu_cnn", "--rounds", "1")
     text = said("simulate", *given, *words)
     for each in (field, value, mend):
         assert each in text
+
+
+@pytest.mark.parametrize("out", [".", "..", "/", ""])
+def test_a_folder_where_a_file_is_to_be_written(said, out):
+    text = said("programs", "build", "--model", "mlp", "--shape", "4", "--classes", "2", "-o", out)
+    assert "cannot write" in text
+    assert text.strip().endswith("name a file")
+
+
+def test_options_beside_a_run_that_goes_on_with_its_own(said, tmp_path):
+    x = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    data = talaria.Federated.from_arrays(x, np.arange(40) % 2, np.repeat([0, 1], 20))
+    talaria.simulate("fedavg", data, rounds=1, save=tmp_path / "kept")
+    for words in (("--rounds", "9"), ("-a", "ditto"), ("--lr", "0.1"), ("--asynchronous",)):
+        text = said("simulate", "--resume", "kept", *words)
+        assert "is that of the run in kept, which goes on as it began; leave it out" in text
+        assert words[0] in text or words[0] == "-a"
+
+
+def test_keys_go_to_a_folder_of_their_own(said, tmp_path):
+    """A folder of keys is shut to others: nothing else may lie there."""
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    (shared / "notes.txt").write_text("read by all")
+    assert "is not empty, and a fleet's folder is for its keys alone; name a new one" in said(
+        "fleet", "init", "shared", "--name", "watch"
+    )
+    assert shared.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in shared.iterdir()] == ["notes.txt"]

@@ -141,6 +141,7 @@ class DeviceConfig:
         if not re.fullmatch(DEVICE_NAME, self.device):
             raise ConfigError(f"device: id={shown(self.device)} must be {DEVICE_RULE}")
         require_packages("code: allow", self.allow)
+        valid.different("device: labels", self.labels)
         valid.among("device", "engine", self.engine, ENGINES)
         if self.kit is not None and self.engine != "onnx":
             raise ConfigError(f"device: kit={str(self.kit)!r} serves engine='onnx' alone; set engine = \"onnx\"")

@@ -56,6 +56,12 @@ const tensorsIn = (stored) => unpack(Uint8Array.from(stored)).tensors;
 const named = (tensors, good) => Object.fromEntries(Object.entries(tensors).filter(([name]) => good(name)));
 const shapes = (tensors) => JSON.stringify(Object.entries(tensors).map(([k, v]) => [k, v.dtype, v.shape]).sort());
 
+/** ONNX Runtime; it tells its maker what it runs, unless this is said before it is loaded. */
+export function runtime() {
+  process.env.ORT_DISABLE_TELEMETRY ??= "1";
+  return createRequire(import.meta.url)("onnxruntime-node");
+}
+
 export class Learner {
   /** `config`: device and data; `kit` as `opened` gives it. */
   constructor(config, store, run, kit) {
@@ -66,7 +72,7 @@ export class Learner {
   }
 
   async #program(name) {
-    this.ort ??= createRequire(import.meta.url)("onnxruntime-node");
+    this.ort ??= runtime();
     return open(this.ort, this.kit[name]);
   }
 

@@ -4,10 +4,9 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { test } from "node:test";
-import { createRequire } from "node:module";
 import { crc32 } from "node:zlib";
 import * as draws from "./draws.mjs";
-import { samplesOf } from "./learner.mjs";
+import { runtime, samplesOf } from "./learner.mjs";
 import * as tensors from "./tensors.mjs";
 import { open, train } from "./training.mjs";
 import * as wire from "./wire.mjs";
@@ -134,7 +133,7 @@ test("files of tensors are read back, and damaged ones refused", () => {
 });
 
 test("the program steps as its vector says", async () => {
-  const ort = createRequire(import.meta.url)("onnxruntime-node");
+  const ort = runtime();
   const session = await ort.InferenceSession.create(new Uint8Array(read("step.program")), { intraOpNumThreads: 1 });
   const { tensors: all } = tensors.unpack(new Uint8Array(read("step.safetensors")));
   const types = { F32: "float32", I64: "int64" };
@@ -166,7 +165,7 @@ test("whatever comes is read or refused, and nothing else happens", async () => 
 });
 
 test("dropout is drawn in the shape of what it drops", async () => {
-  const ort = createRequire(import.meta.url)("onnxruntime-node");
+  const ort = runtime();
   const program = await open(ort, new Uint8Array(read("step.program")));
   const { tensors: all } = tensors.unpack(new Uint8Array(read("step.safetensors")));
   const state = Object.fromEntries(Object.entries(all).filter(([name]) => name.startsWith("in/weight/")).map(([name, value]) => [name.slice(10), value]));

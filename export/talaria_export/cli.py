@@ -112,6 +112,8 @@ def export(
     else:
         raise ConfigError("export: give --spec and --weights (and --mask), --state alone, or --run and --client alone")
     goal = task or str(facts.get("task") or tasks.CLASSIFICATION)
+    if spec is None and tasks.of(goal).name != (learned := tasks.of(facts.get("task") or tasks.CLASSIFICATION).name):
+        raise ConfigError(f"--task {goal}: {of_run or state} learned {learned}; leave --task out")
     report = build.make_bundle(
         out,
         model,

@@ -1,9 +1,14 @@
 """Hardware-aware on-device personalization. The public names are loaded when they are first used, so that a device
 that only predicts never imports torch."""
 
+import os
 from typing import TYPE_CHECKING
 
 from talaria import lazy
+
+# ONNX Runtime's own builds tell Microsoft what they run, under a lasting name of the machine. They read this once, when
+# they are first imported; who wants it sets the variable to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from talaria import data

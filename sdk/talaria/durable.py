@@ -3,6 +3,7 @@
 import fcntl
 import os
 from contextlib import suppress
+from errno import EISDIR
 from pathlib import Path
 from threading import get_ident
 from typing import BinaryIO
@@ -14,6 +15,8 @@ def write(path: Path, data: bytes | memoryview, *, mode: int = 0o600, alone: boo
     The file never has more rights than ``mode``, by default its owner's alone. Where others may write the same path at
     the same time, it is not ``alone``; what a crash leaves beside it is then not overwritten by the next write.
     """
+    if path.name in ("", ".."):  # "." and "/" too: folders by their names alone
+        raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
     name = f".{path.name}.part" if alone else f".{path.name[:16]}.{os.getpid()}.{get_ident()}.part"
     beside = path.with_name(name)
     try:

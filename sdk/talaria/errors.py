@@ -78,6 +78,8 @@ def so_that_it_can_be_written(error: OSError) -> str:
         return "let this program write there"
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return "make that folder"
+    if error.errno in (errno.EISDIR, errno.EBUSY):
+        return "name a file"
     return "check that disk"
 
 

@@ -24,6 +24,30 @@ _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,39}")
 _TAKEN = ("train", "val", "test", "unlabelled")
 
 
+def array_of(values: Any, name: str) -> Array:
+    """What a torch tensor, an array or lists hold, as an array of numbers. Raises :class:`DataError`, beginning with
+    ``name``, where it is none."""
+    try:
+        if isinstance(values, list | tuple):
+            values = [_numbers(value) for value in values]
+        found = np.asarray(_numbers(values))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{name}: is no array ({str(error)[:120]}); give samples of one shape") from None
+    if found.dtype.kind == "c":
+        raise DataError(f"{name}: holds {found.dtype}; give real numbers, such as their real and imaginary parts")
+    if found.dtype.kind not in "bfiu":
+        raise DataError(f"{name}: holds {found.dtype}, need numbers; turn texts and categories into numbers first")
+    return found
+
+
+def _numbers(value: Any) -> Any:
+    """What a torch tensor holds, wherever it lies; everything else as it is. Nobody who brings none imports torch."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu()
+    return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
+
+
 def parts_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """``shapes`` by name, in order. Raises :class:`DataError` for a name or a shape that none can have."""
     if not 1 <= len(shapes) <= MOST:

@@ -89,8 +89,12 @@ def _require(path: Path, needed: tuple[str, ...], there: Iterable[str]) -> None:
     missing = [key for key in needed if key not in there]
     if missing:
         raise DataError(
-            f"{path}: array {missing[0]!r} is missing, it holds {named(sorted(there)[:8])}; write it with "
-            f"numpy.savez({path.name!r}, {missing[0]}=...)"
+            f"{path}: array {missing[0]!r} is missing, it holds {named(sorted(there)[:8]) if there else 'none'}; "
+            + (
+                f"name a .npz file, or put {missing[0]}.npy there"
+                if path.is_dir()
+                else f"write it with numpy.savez({path.name!r}, {missing[0]}=...)"
+            )
         )
 
 

@@ -63,7 +63,7 @@ class Samples:
         Raises :class:`DataError` for what is no array of numbers, and for targets that are no classes.
         """
         numbers = tasks.of(task).name == "regression"
-        values, given = inputs_of(x, "x"), _array(y, "y")
+        values, given = inputs_of(x, "x"), inputs.array_of(y, "y")
         labels = given.astype(np.float32) if numbers else recorded.whole(given, "y")
         return Samples(values, np.array(labels, order="C"))
 
@@ -83,29 +83,9 @@ class Samples:
 def inputs_of(x: Any, name: str) -> Array:
     """Inputs float32 (N, ...) of tensors, numpy arrays, lists, or a dict of several named ones. Raises
     :class:`DataError`, beginning with ``name``, for what is no array of numbers."""
-    values = inputs.joined(x, name)[0] if isinstance(x, Mapping) else _array(x, name)
+    values = inputs.joined(x, name)[0] if isinstance(x, Mapping) else inputs.array_of(x, name)
     with np.errstate(over="ignore"):
         return np.array(values, np.float32, order="C")
-
-
-def _array(values: Any, name: str) -> Array:
-    try:
-        if isinstance(values, list | tuple):
-            values = [_numbers(value) for value in values]
-        found = np.asarray(_numbers(values))
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{name}: is no array ({str(error)[:120]}); give samples of one shape") from None
-    if found.dtype.kind not in "bfiu":
-        raise DataError(f"{name}: holds {found.dtype}, need numbers; turn texts and categories into numbers first")
-    return found
-
-
-def _numbers(value: Any) -> Any:
-    """What a torch tensor holds, wherever it lies; everything else as it is. Nobody who brings none imports torch."""
-    if not hasattr(value, "detach"):
-        return value
-    value = value.detach().cpu()
-    return value.float().numpy() if str(value.dtype) == "torch.bfloat16" else value.numpy()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -67,6 +67,13 @@ def names(what: str, name: str, value: object, most: int) -> tuple[str, ...]:
             f"{what}: {name}={shown(value)} must be at most {most} different names of 1 to 64 letters, in a list"
         )
     return tuple(found)  # type: ignore[arg-type]
+
+
+def different(what: str, given: Sequence[str]) -> None:
+    """Raise :class:`ConfigError` where one of ``given`` stands there twice."""
+    for name in given:
+        if (count := given.count(name)) > 1:
+            raise ConfigError(f"{what}: {shown(name)} stands there {count} times; give each a name of its own")
 
 
 def only(what: str, given: Mapping[Any, Any], known: Collection[str]) -> None:

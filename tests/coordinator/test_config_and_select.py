@@ -108,10 +108,10 @@ def test_every_table_of_a_run_is_checked_when_it_is_read(tmp_path, table, text):
 
 
 def test_all_fields(tmp_path):
-    text = GOOD.replace("devices = 4", 'members = ["b", "a"]\nstate = "/srv/fleet"\nstay = false')
+    text = GOOD.replace("devices = 4", 'members = ["b", "a", "c"]\nstate = "/srv/fleet"\nstay = false')
     text += '[run.recipe]\nlr = 0.01\n[broker]\nurl = "mqtt://h:1"\n[rounds]\ndeadline_s = 0\nquorum = 1\nretry_s = 1\n'
     config = load_config(written(tmp_path, text + 'aggregator = "median"\nmax_update = 2048\n'))
-    assert config.members == ("b", "a")
+    assert config.members == ("b", "a", "c")
     assert (config.deadline_s, config.quorum, config.aggregator, config.max_update) == (0, 1, "median", 2048)
     assert config.run.recipe.lr == 0.01
 

@@ -222,6 +222,19 @@ def test_a_program_records_and_labels(tmp_path, monkeypatch):
     device.label(device.record(np.zeros(SHAPE)), 2)
     found = device.config.source.load()
     assert [*found.train.y, *found.val.y] == [2]
+    for wrong, why in (
+        (np.full(SHAPE, np.nan), "NaN, infinity"),
+        (np.full(SHAPE, 1e39), "beyond float32"),
+        (np.zeros((0, 32)), r"shape \(0, 32\)"),
+        (3.0, r"shape \(\)"),
+        ("abc", "need numbers"),
+        (np.zeros(SHAPE, complex), "real numbers"),
+    ):
+        with pytest.raises(DataError, match=f"record: x.*{why}"):
+            device.record(wrong)
+    assert len(list((tmp_path / "windows").glob("*.npz"))) == 1
+    with pytest.raises(ConfigError, match="device: labels: 'walk' stands there 2 times"):
+        Device("mqtt://127.0.0.1", fleet="watch", data="folder:windows", id="a", labels=["walk", "rest", "walk"])
     other = Device("mqtt://127.0.0.1", fleet="watch", data=lambda: None, id="a")
     with pytest.raises(ConfigError, match="folder:PATH"):
         other.label("a", 1)

@@ -20,12 +20,14 @@ def test_only_what_is_better_by_more_than_the_margin_is_deployed(
 ) -> None:
     decision = decide(new, old, samples, margin)
     assert decision.deploy == (new > old + margin)
+    assert decision.worse == (new < old)
     assert str(samples) in decision.reason
 
 
 def test_the_first_model_is_deployed_and_nothing_is_replaced_unmeasured() -> None:
     assert decide(0.1, None, 0)
     assert not decide(1.0, 0.0, 0)
+    assert decide(1.0, 0.0, 0).worse is None
     assert not decide(0.5, 0.5, 10)
 
 
@@ -33,6 +35,7 @@ def test_the_first_model_is_deployed_and_nothing_is_replaced_unmeasured() -> Non
 def test_a_figure_that_is_no_accuracy_is_never_deployed(broken: float) -> None:
     assert not decide(broken, 0.1, 10)
     assert not decide(broken, None, 10)
+    assert decide(broken, None, 10).worse
 
 
 def test_a_margin_that_means_nothing_is_refused() -> None:

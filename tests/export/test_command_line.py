@@ -211,6 +211,14 @@ def test_the_model_of_a_simulated_client_is_exported_and_takes_what_was_recorded
         run(app, "export", "--run", saved, "--client", "carl")
     with pytest.raises(ConfigError, match="--run and --client alone"):
         run(app, "export", "--run", saved)
+    with pytest.raises(ConfigError, match=r"--task regression: .*run learned classification; leave --task out"):
+        run(app, "export", "--run", saved, "--client", "anna", "--task", "regression", "-o", out)
+    with pytest.raises(ConfigError, match="labels: 'calm' stands there 2 times"):
+        run(app, "export", "--run", saved, "--client", "anna", "--labels", "calm,calm,still", "-o", out)
+    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 7), np.float32), y=np.zeros(4, np.int64))
+    with pytest.raises(DataError, match=r"samples: x has shape \(4, 7\), and the model takes \(N, 6\)"):
+        run(app, "export", "--run", saved, "--client", "anna", "--data", tmp_path / "wide.npz", "-o", out)
+    assert open_bundle(out).labels == ("calm", "moved", "still")  # what was there before stays
     (saved / "result.json").unlink()
     with pytest.raises(StateError, match=r"not over; go on with it first: talaria simulate --resume"):
         run(app, "export", "--run", saved, "--client", "anna")

@@ -78,12 +78,24 @@ def test_numbers_of_any_type_are_taken(predictor, imu, kind):
         "words",
         [[1.0], [1.0, 2.0]],
         np.zeros((6, 100), dtype="U3"),
+        np.zeros((6, 100), dtype=complex),
     ],
-    ids=["length", "empty", "rank", "nan", "infinity", "text", "ragged", "strings"],
+    ids=["length", "empty", "rank", "nan", "infinity", "text", "ragged", "strings", "complex"],
 )
 def test_input_that_does_not_fit_is_refused(predictor, x):
     with pytest.raises(DataError, match="x:"):
         predictor(x)
+
+
+def test_a_tensor_that_learns_is_taken_for_its_numbers(predictor, imu):
+    x = imu.x[:2].clone().requires_grad_()
+    assert np.array_equal(predictor(x).logits, predictor(imu.x[:2]).logits)
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_beyond_float32_are_refused_without_a_warning(predictor):
+    with pytest.raises(DataError, match="NaN or infinity"):
+        predictor(np.full((6, 100), 1e39))
 
 
 def test_large_finite_numbers_are_not_mistaken_for_infinity(predictor):

@@ -31,6 +31,7 @@ CASES = {
     "adapters": ("fedper", replace(SPEC, adapters=AdapterSpec("lowrank", rank=2)), {}),
     "images": ("fedper", ModelSpec("fmnist_cnn", (1, 28, 28), 3), {}),
     "steps": ("fedper", ModelSpec("mypkg.nets:Steps", (3, 16), 3), {}),
+    "numbers": ("ditto", replace(SPEC, classes=2), {}),
 }
 
 
@@ -38,14 +39,18 @@ def member(spec, task="classification"):
     rng = np.random.default_rng(0)
     y = np.arange(30) % 3
     x = (rng.standard_normal((30, *spec.input_shape)) + y.reshape(-1, *[1] * len(spec.input_shape))).astype(np.float32)
-    samples = Samples.of(x, np.repeat(y[:, None], spec.input_shape[-1], 1) if task == "per_step" else y, task)
+    y = np.repeat(y[:, None], spec.input_shape[-1], 1) if task == "per_step" else y
+    y = (
+        np.stack([y * 40.0 + 900, y * 0.5], 1) if task == "regression" else y
+    )  # far from 0, each with a spread of its own
+    samples = Samples.of(x, y, task)
     return Member("anna", samples, samples, engine="onnx")
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_its_bundle_is_whole_and_answers_as_torch_does(case, tmp_path):
     name, spec, hparams = CASES[case]
-    task = "per_step" if case == "steps" else "classification"
+    task = {"steps": "per_step", "numbers": "regression"}.get(case, "classification")
     run = Run(spec=spec, algorithm=name, hparams=hparams, rounds=1, recipe=Recipe(epochs=1, batch=8), task=task)
     one = member(spec, task)
     if case == "pruned":

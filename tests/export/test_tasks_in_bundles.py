@@ -55,7 +55,7 @@ def test_a_bundle_says_what_its_task_has_to_say(tmp_path, task):
         said = made(path, task, nn.Sequential(nn.Flatten(), nn.Linear(18, 2)), y, ["a", "b"])(X)
         answers = said.values if task.startswith("regression") else said.said
         assert len(answers) == 12
-    with pytest.raises(ConfigError, match=f"index: this bundle's task is '{task}'; use"):
+    with pytest.raises(ConfigError, match=f"labels: this bundle's task is '{task}'; use"):
         _ = said.labels
     report = verify_bundle(path, samples=(X, y), seconds=0)
     assert report.ok, report

@@ -24,7 +24,7 @@ from talaria_export import cli as export_cli
 
 FLEET = """[fleet]
 name = "watch"
-members = ["anna", "bela"]
+members = ["anna", "bela", "carl"]
 [broker]
 url = "mqtt://127.0.0.1:1883"
 [rounds]

@@ -281,9 +281,11 @@ def test_arrays_and_lists_are_taken_as_tensors_are() -> None:
         (FOUR, (X, X[:, 0]), None, "y has dtype float64, need whole numbers; a classifier needs classes"),
         (FOUR, (X, np.array(["a"] * 20)), None, "y: holds <U1, need numbers; turn texts"),
         (FOUR, (X[:, :3], Y), None, r"inputs of shape \(3,\), the model takes \(4,\)"),
-        (FOUR, (X, Y + 1), None, r"labels reach 3, the model has 3 classes 0\.\.2"),
+        (FOUR, (X, Y + 1), None, r"train: labels span 1\.\.3, need 0\.\.2"),
         (FOUR, (X, Y), (X[:, :3], Y), r"val: inputs of shape \(3,\), train has \(4,\)"),
-        (FOUR, (X, Y), (X, Y + 5), r"val: labels span 5\.\.7, the model has 0\.\.2"),
+        (FOUR, (X, Y), (X, Y + 5), r"val: labels span 5\.\.7, need 0\.\.2"),
+        (FOUR, (X, Y - 1), None, r"train: labels span -1\.\.1, need 0\.\.2"),
+        (FOUR, (X, np.eye(3)[Y]), None, r"train: labels are int64 \(20, 3\), need int64 \(N,\), one class for each"),
         (FOUR, None, None, r"train: need Samples, or a pair \(x, y\) of arrays, got NoneType"),
         (Pair(), (X, Y), None, r"model: gives a tuple for a batch of 2; it must give logits"),
         (

@@ -6,6 +6,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from talaria.errors import DataError
 from talaria.federated.run import Run
 from talaria_coordinator.cli.orders import given
@@ -19,6 +22,35 @@ from talaria_edge.deployment import gate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_in_process import House, run_all
+
+
+@pytest.mark.parametrize("ask", [False, True])
+def test_a_run_that_does_as_well_goes_on_with_all(fleet, a_run, ask):
+    """A class more, of which nobody has a sample yet: no gate has a reason to refuse, nor to deploy."""
+    one = fleet(a_run("fedper", rounds=2, epochs=4), devices=("anna", "bela"), extra="[canary]\nshare = 0.5\n")
+
+    def learned():
+        coordinator = one.serve()
+        url = coordinator.wait_for("ready")["broker"]
+        files = [one.device_config(name, url) for name in one.devices]
+        for path, name in zip(files, one.devices, strict=True):
+            served = f'bundle = "{name}.talaria"\nvariants = ["fp32"]\n[fleet]'
+            shown = "[home_assistant]\nask = true\n" if ask else ""
+            path.write_text(path.read_text().replace("[fleet]", served) + shown)
+        agents = one._start("edge", "run", *files, "--json")
+        assert (coordinator.end(), agents.end()) == (0, 0)
+
+    for name in one.devices:  # easily told apart, so that all models name each
+        kept = dict(np.load(one.folder / f"{name}.npz"))
+        for part in ("train", "val"):
+            kept[f"x_{part}"][:, :3] = 9 * np.eye(3)[kept[f"y_{part}"]][:, :, None]
+        np.savez(one.folder / f"{name}.npz", **kept)
+    learned()
+    assert given(load_config(one.config), Order("next", rounds=4, classes=4)) == "running"
+    learned()
+    with Store(one.folder / "state" / "coordinator.db") as store:
+        (passed,) = [event for event in store.events("watch", 500) if event["kind"].startswith("canary-")]
+    assert (passed["kind"], passed["answered"], passed["refused"]) == ("canary-passed", 1, 0)
 
 
 def test_a_run_that_gates_let_pass_goes_on_with_all(fleet, a_run):
@@ -65,7 +97,9 @@ def test_a_run_whose_rounds_fail_when_its_gates_have_refused_is_called_off(tmp_p
         return real(learner, round, *rest)
 
     monkeypatch.setattr(Learner, "learn", astray)
-    monkeypatch.setattr(gate, "decide", lambda new, old, *rest, **more: gate.Decision(old is None, "for the test"))
+    monkeypatch.setattr(
+        gate, "decide", lambda new, old, *rest, **more: gate.Decision(old is None, "for the test", old is not None)
+    )
     one = House(tmp_path, a_run("fedper", rounds=1), stay=True, canary=Canary(share=0.4, rounds=1))
 
     async def serving():

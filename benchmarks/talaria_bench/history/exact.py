@@ -126,7 +126,8 @@ class ExactLearner(Learner):
         if hashlib.sha256(self.store.model()).digest() != model_digest:
             raise WireError("the global model on flash is another one by now; the coordinator will ask again")
         deployed = not self.refuses(self.run)
-        return {"rounds": 0 if private is None else private.round, "deployed": deployed, "why": "as the history says"}
+        said = {"deployed": deployed, "worse": not deployed, "why": "as the history says"}
+        return {"rounds": 0 if private is None else private.round, **said}
 
     def _trained(self, round: int, model: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
         data = self.store.model()

@@ -96,7 +96,7 @@ from talaria.federated.private_rule import private_rule
 from talaria.federated.rounds import check_over, require_travels
 from talaria.federated.run import Run
 from talaria.federated.run_file import run_of
-from talaria.federated.server_rule import aggregator_of, least_of, located
+from talaria.federated.server_rule import aggregator_of, least_of, located, require_enough
 from talaria.foreign import shown
 from talaria.identity.credentials import require_no_password
 from talaria.wire.chunks import CHUNK, LEAST
@@ -230,6 +230,8 @@ class FleetConfig:
         check_over(self.run, self.over)
         require_mode(self.run, self.buffering, self.expected, self.deadline_s)
         rule = aggregator_of(self.run, self.aggregator, self.buffering)
+        if not self.grows:
+            require_enough(self.run, rule, self.expected)
         require_workers(self.workers, self.privacy is not None and self.privacy.rule.secure, self.broker)
         if self.privacy is not None:
             require_secure(self.privacy, self.run, self.identity is not None, self.expected, self.over)

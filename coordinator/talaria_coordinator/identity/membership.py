@@ -105,11 +105,16 @@ class Membership:
 def create(folder: Path, fleet: str, broker: str, hosts: Sequence[str]) -> None:
     """Make a new fleet's folder: authority, keys of coordinator and broker, the broker's files, no members.
 
-    Raises :class:`ConfigError` where the folder holds a fleet already: its keys are never overwritten.
+    Raises :class:`ConfigError` where the folder holds anything already: keys are never overwritten, and what else lies
+    there would be shut to everybody but its owner.
     """
     named(fleet, "device")
     if (folder / "ca.key").exists() or (folder / "members.json").exists():
         raise ConfigError(f"identity: {folder} holds a fleet already; give a new folder, or remove that one first")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"identity: {folder} is not empty, and a fleet's folder is for its keys alone; name a new one"
+        )
     credentials.make_private(folder)
     credentials.make_private(folder / "broker")
     Authority.new(fleet).save(folder)

@@ -59,6 +59,7 @@ class Post:
     buffering: dict[str, Any] | None
     privacy: dict[str, Any] | None
     devices: int
+    grows: bool
     deadline_s: float
     max_update: int
     gateways: dict[str, int]
@@ -79,7 +80,7 @@ class Post:
             aggregator=config.aggregator,
             buffering=None if config.buffering is None else asdict(config.buffering),
             privacy=None if config.privacy is None else asdict(config.privacy.rule),
-            devices=config.expected, deadline_s=config.deadline_s, max_update=config.max_update,
+            devices=config.expected, grows=config.grows, deadline_s=config.deadline_s, max_update=config.max_update,
             gateways=dict(config.gateways), beside=plugins.beside(),
         )  # fmt: skip
 
@@ -91,7 +92,7 @@ class Post:
             password_file=_path(self.password_file), aggregator=self.aggregator,
             buffering=None if self.buffering is None else Buffering(**self.buffering),
             privacy=None if self.privacy is None else PrivacyConfig(rule=Privacy(**self.privacy)),
-            devices=self.devices, deadline_s=self.deadline_s, max_update=self.max_update,
+            devices=self.devices, grows=self.grows, deadline_s=self.deadline_s, max_update=self.max_update,
             gateways=self.gateways,
         )  # fmt: skip
 

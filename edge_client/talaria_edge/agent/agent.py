@@ -416,13 +416,14 @@ class Agent:
             await self._driver.inbox.put(e.SayWord(time.monotonic(), attempt, spoken.step, spoken.data))
 
     async def _try_out(self, learner: Learner, model_digest: bytes) -> None:
-        """Serve the model of a run that this device tries for others, if its gate lets it. Whether it did is all that
-        is told, in the device's next birth, which is said at once."""
+        """Serve the model of a run that this device tries for others, if its gate lets it. Whether it does no worse
+        than what runs is all that is told, in the device's next birth, which is said at once; a device that cannot tell
+        has no voice."""
         found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
         self._tell_of_deployment(found)
-        if "deployed" not in found:
+        if found.get("worse") is None:
             return
-        gate_said = {"run": learner.run.identity[:16], "deployed": bool(found["deployed"])}
+        gate_said = {"run": learner.run.identity[:16], "deployed": not found["worse"]}
         profile = json.dumps({**self.config.profile, "gate": gate_said}).encode()
         self._half = replace(self._half, profile=profile)
         if self._state.linked:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,10 +51,11 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
     (:mod:`talaria_edge.deployment.gate`). Says what was measured; nothing where no bundle is asked for or export is
     missing.
 
-    ``deployed`` and ``why`` tell the decision; ``accuracy`` has both bundles' shares of the validation samples labelled
-    right, and ``report`` is of the new bundle. Its variants are judged on validation data as well. Where the device has
-    test samples, the new file is measured on them: ``test.accuracy``, and ``test.max_abs_diff`` to torch. Weights that
-    were rolled back by hand are not even exported.
+    ``deployed`` and ``why`` tell the decision, ``worse`` whether the new one does worse (None: nobody can tell);
+    ``accuracy`` has both bundles' shares of the validation samples labelled right, and ``report`` is of the new bundle.
+    Its variants are judged on validation data as well. Where the device has test samples, the new file is measured on
+    them: ``test.accuracy``, and ``test.max_abs_diff`` to torch. Weights that were rolled back by hand are not even
+    exported.
     """
     path, folder = config.bundle, config.state
     if path is None:
@@ -67,7 +68,7 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         return {"bundle": None}
     if candidate.weights == gate.adopt(folder, path).refused:
         why = "these weights were rolled back by hand; what runs stays until others come"
-        return {"bundle": str(path), "deployed": False, "why": why}
+        return {"bundle": str(path), "deployed": False, "why": why, "worse": True}
     from talaria_export import make_bundle
     from talaria_export.convert.quantize import VARIANTS, Gate
 
@@ -90,13 +91,14 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
     decision, accuracy = judged(folder, new, data.val, candidate.task)
     if decision and config.home_assistant is not None and config.home_assistant.ask and gate.read(folder).current:
         gate.hold(folder, new, candidate.weights, decision.reason)
-        decision = gate.Decision(False, f"waits to be installed; {decision.reason}")
+        decision = replace(decision, deploy=False, reason=f"waits to be installed; {decision.reason}")
     elif decision:
         gate.deploy(folder, new, path, candidate.weights)
     told: dict[str, Any] = {
         "bundle": str(path),
         "deployed": decision.deploy,
         "why": decision.reason,
+        "worse": decision.worse,
         "accuracy": accuracy,
         "report": report.to_json() | {"path": str(path)},
     }

@@ -40,6 +40,8 @@ class Decision:
 
     deploy: bool
     reason: str
+    worse: bool | None = False
+    """Whether it does worse than what runs; None where there are no samples to tell by."""
 
     def __bool__(self) -> bool:
         return self.deploy
@@ -71,19 +73,19 @@ def decide(
     if not 0 <= margin < 1 or samples < 0:
         raise ConfigError(f"gate: margin={margin} must be in [0, 1) and samples={samples} at least 0")
     if not math.isfinite(candidate) or not lowest <= candidate <= 1:
-        return Decision(False, f"the new model's accuracy is {candidate}, not a share")
+        return Decision(False, f"the new model's accuracy is {candidate}, not a share", worse=True)
     if candidate == lowest < 0:
-        return Decision(False, "the new model gives numbers that are not finite")
+        return Decision(False, "the new model gives numbers that are not finite", worse=True)
     if deployed is None:
         return Decision(True, "nothing is deployed yet")
     if samples == 0:
-        return Decision(False, "no held-out samples to compare on; the deployed model stays")
+        return Decision(False, "no held-out samples to compare on; the deployed model stays", worse=None)
     if not math.isfinite(deployed):
         return Decision(True, f"the deployed model's accuracy is {deployed}, the new one's {candidate:.4f}")
     told = f"{candidate:.4f} against {deployed:.4f} on {samples} held-out samples"
     if candidate > deployed + margin:
         return Decision(True, f"better: {told}")
-    return Decision(False, f"not better: {told}; the deployed model stays")
+    return Decision(False, f"not better: {told}; the deployed model stays", worse=candidate < deployed)
 
 
 def after_deploy(state: Deployed, digest: str, model: str | None = None) -> Deployed:

@@ -97,11 +97,12 @@ class FolderSource:
 
     def record(self, x: Any, y: Label | None = None) -> str:
         """Keep one window ``x`` (the model's input shape, or a dict of its named inputs), with its label where it is
-        known; its name for :meth:`label`. It is on flash, whole, when this returns."""
-        several = {name: np.asarray(one)[None] for name, one in x.items()} if isinstance(x, Mapping) else None
-        values = np.asarray(x) if several is None else inputs.joined(several, "record: x")[0][0]
-        if values.dtype.kind not in "bfiu" or not values.ndim:
-            raise ConfigError(f"record: x is {values.dtype} {values.shape}; give an array of numbers")
+        known; its name for :meth:`label`. It is on flash, whole, when this returns.
+
+        Raises :class:`~talaria.errors.DataError` for what no round could learn from: no numbers, none at all, or NaN.
+        """
+        several = {name: _window(one)[None] for name, one in x.items()} if isinstance(x, Mapping) else None
+        values = _window(x) if several is None else inputs.joined(several, "record: x")[0][0]
         name = f"{int(time.time() * 1000):013d}-{os.urandom(4).hex()}"
         if y is not None:
             self.label(name, y)  # first: a kill between the two leaves a label without window, which is nothing
@@ -229,6 +230,17 @@ class _Window:
         """The newest of its windows."""
         y, split = (None if one is None else one[-count:] for one in (self.y, self.split))
         return _Window(self.name, self.at, self.x[-count:], y, split, self.begin + len(self.x) - count)
+
+
+def _window(x: Any) -> Array:
+    """One recorded window, or an input of it, as it is written."""
+    values = inputs.array_of(x, "record: x")
+    if not values.size or not values.ndim:
+        raise DataError(f"record: x has shape {values.shape}; give one window, an array of numbers")
+    with np.errstate(over="ignore"):
+        if not np.isfinite(values.astype(np.float32)).all():
+            raise DataError("record: x holds NaN, infinity or a value beyond float32; drop or repair that window")
+    return values
 
 
 def _read(path: Path, at: float, limit: int) -> _Window:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from talaria import inputs, tasks
+from talaria import inputs, tasks, valid
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.inputs import Parts
 from talaria.model.weights import Model, Served
@@ -98,6 +98,9 @@ def make_bundle(
     task = task if tasks.of(task).name != tasks.CLASSIFICATION else tasks.CLASSIFICATION  # how it was learned stays out
     held = samples if samples is None or isinstance(samples, Samples) else Samples.of(*samples, task=task)
     example = np.asarray(example)
+    if held is not None and held.x.shape[1:] != example.shape[1:]:
+        sizes = ", ".join(map(str, example.shape[1:]))
+        raise DataError(f"samples: x has shape {held.x.shape}, and the model takes (N, {sizes}); give such as it takes")
     steps = preprocessing(example.shape[1:], normalize, stride)
     if executorch:
         from talaria_export.convert.executorch import needed
@@ -270,6 +273,7 @@ def _labels(labels: Sequence[str] | None, classes: int) -> list[str]:
     names = [str(i) for i in range(classes)] if labels is None else [str(label) for label in labels]
     if len(names) != classes:
         raise ConfigError(f"labels: {len(names)} names for {classes} classes; give one per class")
+    valid.different("labels", names)
     return names
 
 

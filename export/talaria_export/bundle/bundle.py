@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from talaria import durable
-from talaria.errors import BundleError, ConfigError
+from talaria.errors import BundleError, ConfigError, so_that_it_can_be_written
 from talaria.npz import UNREADABLE
 from talaria_export.bundle.archive import Limits, pack, unpack
 from talaria_export.bundle.manifest import FORMAT, VERSION, parse_manifest
@@ -151,8 +151,8 @@ def save(path: str | os.PathLike[str], data: bytes) -> None:
         durable.write(target, data, alone=False)
     except OSError as problem:
         raise BundleError(
-            f"cannot write {target}: {problem.strerror or problem}; what was there before is intact, "
-            "free some space or give another path"
+            f"cannot write {target}: {problem.strerror or problem}; what was there before is intact; "
+            f"{so_that_it_can_be_written(problem)}, or give another path"
         ) from None
 
 

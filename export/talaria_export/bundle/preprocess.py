@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria import inputs
 from talaria.errors import ConfigError, DataError
 
 Array = np.ndarray[Any, Any]
@@ -124,22 +125,21 @@ def inputs_of(steps: Preprocessing, x: Any) -> Array:
 
     Raises :class:`~talaria.errors.DataError` on another shape, on a type that is not numeric, on NaN and infinity.
     """
-    try:
-        array = np.ascontiguousarray(x, dtype=np.float32)
-    except (TypeError, ValueError) as problem:
-        raise DataError(f"x: cannot be read as float32 numbers ({problem}); give an array") from None
+    given = inputs.array_of(x, "x")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused below
+        array = np.ascontiguousarray(given, dtype=np.float32)
     if steps.stride is not None:
         size, channels = steps.shape[1], steps.shape[0]
         if array.ndim != 2 or array.shape[1] != channels or len(array) < size:
             raise DataError(
-                f"x: shape {np.shape(x)} does not fit; give one recording (time, {channels}) of at least {size} steps"
+                f"x: shape {given.shape} does not fit; give one recording (time, {channels}) of at least {size} steps"
             )
     else:
-        array = array.reshape(1, *np.shape(x)) if np.ndim(x) == len(steps.shape) else array
+        array = array.reshape(1, *given.shape) if given.ndim == len(steps.shape) else array
         if array.shape[1:] != steps.shape or len(array) == 0:
             dims = ", ".join(map(str, steps.shape))
             raise DataError(
-                f"x: shape {np.shape(x)} does not fit; give {steps.shape} for one input or (N, {dims}) for N"
+                f"x: shape {given.shape} does not fit; give {steps.shape} for one input or (N, {dims}) for N"
             )
     if not math.isfinite(float(array.sum(dtype=np.float64))) and not np.isfinite(array).all():
         raise DataError("x: holds NaN or infinity; drop or repair that input")

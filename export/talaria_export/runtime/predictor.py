@@ -69,6 +69,7 @@ class Prediction:
     @property
     def labels(self) -> tuple[str, ...]:
         """The likeliest label of each input."""
+        self._require("labels", "classification")
         return tuple(self.names[i] for i in self.index)
 
     @property

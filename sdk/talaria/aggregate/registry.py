@@ -2,6 +2,7 @@
 
 import types
 from collections.abc import Mapping
+from dataclasses import MISSING
 from typing import Any
 
 from talaria import plugins, valid
@@ -66,7 +67,10 @@ def load(spec: str | Mapping[str, Any]) -> Aggregator:
 def _made(what: str, kind: Any, options: Mapping[str, Any]) -> Aggregator:
     if not callable(kind):
         raise ConfigError(f"{what}: is a {type(kind).__name__}; name a class, or a function that makes an aggregator")
-    made = plugins.make(what, kind, **valid.options_of(kind).read(what, options))
+    known = valid.options_of(kind)
+    if "inner" not in options and (one := known.known.get("inner")) and one.default is MISSING:
+        raise ConfigError(f"{what}: option 'inner' is missing; name the rule that it stands around, such as inner=mean")
+    made = plugins.make(what, kind, **known.read(what, options))
     for method in ("init", "apply"):
         if not callable(getattr(made, method, None)):
             raise ConfigError(f"{what}: a {type(made).__name__} has no {method}; see talaria.aggregate.base.Aggregator")

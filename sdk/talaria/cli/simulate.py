@@ -7,8 +7,12 @@ import typer
 
 from talaria.errors import ConfigError
 
+_BESIDE_RESUME = ("resume", "workers", "ray", "report", "as_json")
+"""What may be said beside --resume: it changes no byte of the run."""
+
 
 def simulate(
+    context: typer.Context,
     algorithm: Annotated[
         str, typer.Option("-a", "--algorithm", help="See `talaria algorithms`; or module:Name.")
     ] = "fedavg",
@@ -46,7 +50,10 @@ def simulate(
     download: Annotated[str, typer.Option(help="How the global model travels: raw | fp16 | bf16 | int8.")] = "raw",
     aggregator: Annotated[
         str | None,
-        typer.Option(help="Another server rule than the algorithm's own, such as median:f=1, or mypkg.mine:First:f=1."),
+        typer.Option(
+            help="Another server rule than the algorithm's own, such as median:f=1, server_adam:inner=mean, or "
+            "mypkg.mine:First:f=1."
+        ),
     ] = None,
     over: Annotated[
         float, typer.Option(help="Ask this share more devices than are counted; who is first is drawn.")
@@ -127,7 +134,7 @@ def simulate(
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Go on with the run that --save kept there; other options are its own."),
+        typer.Option(metavar="DIR", help="Go on with the run that --save kept there, by its own options."),
     ] = None,
     workers: Annotated[
         int, typer.Option(help="Processes in which clients learn, of one thread each; 0: in this one.", min=0)
@@ -167,6 +174,12 @@ def simulate(
     if resume is not None:
         if save is not None or write_fleet is not None:
             raise ConfigError("--resume goes on in its own folder; leave --save and --write-fleet out")
+        for one in context.command.params:
+            said = getattr(context.get_parameter_source(str(one.name)), "name", "") == "COMMANDLINE"
+            if said and one.name not in _BESIDE_RESUME:
+                raise ConfigError(
+                    f"{one.opts[-1]} is that of the run in {resume}, which goes on as it began; leave it out"
+                )
         with shown_progress(f"{resume}", checkpoint.rounds(resume), quiet=as_json) as progress:
             tell(go_on(resume, workers=workers, ray=ray, progress=progress), report, as_json=as_json)
         return

@@ -32,7 +32,10 @@ def require_private(run: Run, privacy: Privacy) -> None:
             f"privacy: {run.algorithm} shares nothing, so that there is nothing to hide; leave privacy out"
         )
     if run.asynchronous:
-        raise ConfigError("privacy: an asynchronous run takes updates one by one, and no cohort adds them up together")
+        raise ConfigError(
+            "privacy: an asynchronous run takes updates one by one, and no cohort adds them up together; "
+            "learn in rounds, or leave privacy out"
+        )
     if run.codec != "raw":
         raise ConfigError(
             f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead"

@@ -62,6 +62,17 @@ def least_of(run: Run, aggregator: Aggregator | None) -> int:
     return max(1, least(rounds.rule_of(run, aggregator)))
 
 
+def require_enough(run: Run, aggregator: Aggregator | None, members: int) -> None:
+    """Raise :class:`ConfigError` where the run's rule folds more updates at least than a round in step counts of its
+    ``members``: none could ever be committed."""
+    counted = rounds.needed(run, members)
+    if not run.asynchronous and (fewest := least_of(run, aggregator)) > counted:
+        raise ConfigError(
+            f"aggregator: the rule folds no fewer than {fewest} updates, and a round counts {counted} of {members} "
+            "members; lower its f, or let more take part"
+        )
+
+
 def located(text: str, folder: Path) -> str:
     """``text`` with the files that it names below ``folder``, where they are not absolute."""
     name, options = taken_apart(text, "aggregator")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +72,13 @@ def _rescaled(model: Served, scale: Scale, weight: str, bias: str) -> Served:
     old = model.state
     sd = scale.sd.reshape(-1, *[1] * (old[weight].ndim - 1))
     changed = {weight: old[weight] * sd, bias: old[bias] * scale.sd + scale.mean}
-    return replace(model, state={**old, **changed}, logits=out)
+
+    def graph(own: Callable[[], Any]) -> Any:
+        scaled = own()
+        return replace(scaled, constants=scaled.constants | {f"weight/{name}": changed[name] for name in changed})
+
+    whole = None if model.graph is None else partial(graph, model.graph)
+    return replace(model, state={**old, **changed}, logits=out, graph=whole)
 
 
 def _last(names: tuple[str, ...], kind: str) -> str | None:

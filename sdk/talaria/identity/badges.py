@@ -38,7 +38,7 @@ def extension(signer: Signer, fleet: str, device: str, key: bytes) -> x509.Unrec
 def read(certificate: Path, authority: Path, fleet: str, device: str) -> tuple[Badge, bytes]:
     """The badge in the file ``certificate``, and the public key of who signs badges. Raises :class:`ConfigError` where
     it holds none that the authority whose certificate is ``authority`` stands for."""
-    mend = "get new keys: `talaria fleet enroll` and `talaria edge join` (a coordinator: `talaria fleet renew`)"
+    mend = "get new keys: `talaria fleet enroll` and `talaria edge join` (a coordinator: `talaria fleet rotate`)"
     try:
         own = x509.load_pem_x509_certificate(credentials.read(certificate, mend))
         issuer = x509.load_pem_x509_certificate(credentials.read(authority, mend))

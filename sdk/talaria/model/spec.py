@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from talaria.errors import ConfigError
 from talaria.foreign import named, shown
 from talaria.valid import plain
@@ -106,12 +108,13 @@ class ModelSpec:
             raise ConfigError(
                 f"model: input_shape={shown(self.input_shape)} must be a tuple of sizes without the batch"
             )
-        shape = tuple(self.input_shape)
+        shape = tuple(map(_python, self.input_shape))
         if not all(_whole(n) and n > 0 for n in shape) or len(shape) > 4 or prod(shape) > LARGEST_INPUT:
             raise ConfigError(
                 f"model: input_shape={shown(shape)} must be 1 to 4 positive sizes of at most {LARGEST_INPUT} values"
             )
         object.__setattr__(self, "input_shape", shape)
+        object.__setattr__(self, "classes", _python(self.classes))
         if not _whole(self.classes) or not 1 <= self.classes <= MOST_CLASSES:
             raise ConfigError(f"model: classes={shown(self.classes)} must be a whole number in 1..{MOST_CLASSES}")
         if not _whole(self.seed) or not 0 <= self.seed < 1 << 63:
@@ -163,6 +166,11 @@ class ModelSpec:
         if fields.get("adapters") is not None:
             fields["adapters"] = AdapterSpec.from_json(fields["adapters"])
         return cls(**fields)
+
+
+def _python(value: Any) -> Any:
+    """A whole number of numpy's, such as ``y.max() + 1``, as Python's; everything else as it is."""
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def _whole(value: object) -> bool:

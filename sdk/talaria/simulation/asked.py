@@ -68,7 +68,10 @@ def plans_of(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: I
     every: dict[str, Plan] = {}
     for text in plans or ():
         client, equals, path = text.partition("=")
-        if equals and client in names:
+        own = bool(equals) and client in names
+        if (own and client in one) or (every and not own):
+            raise ConfigError(f"--plan {text!r}: a plan was given before for the same; leave one of them out")
+        if own:
             one[client] = plan_compat.read(Path(path))
         elif equals and not Path(text).exists():
             raise ConfigError(

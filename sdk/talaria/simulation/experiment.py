@@ -22,7 +22,7 @@ from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
 from talaria.federated.rounds import check_over, require_engine
 from talaria.federated.run import ENGINES, Engine, Member, Run, require_device
-from talaria.federated.server_rule import located, rule_named
+from talaria.federated.server_rule import located, require_enough, rule_named
 from talaria.model import several, tokens, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
@@ -336,6 +336,7 @@ def prepare(
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = buffering_of(run, buffering, len(found.clients))
     check_over(run, over)
+    require_enough(run, rule, len(found.clients))
     found_engine = Pick(engine, "") if engine != AUTO else pick(run, found.clients, own)
     require_engine(run, found_engine.engine)
     kept = settled(run, privacy, list(found.clients), over)

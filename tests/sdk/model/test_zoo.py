@@ -4,6 +4,7 @@ import builtins
 import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 from tolerance import roundings
@@ -194,6 +195,14 @@ def test_fitting_chooses_by_shape(shape, samples, name):
 def test_fitting_needs_data():
     with pytest.raises(ConfigError, match="samples=0"):
         zoo.fitting((6, 100), 5, 0)
+
+
+def test_sizes_and_classes_may_be_numpys_own_whole_numbers():
+    """As ``x.shape`` worked upon and ``y.max() + 1`` are."""
+    counted = ModelSpec("mlp", tuple(np.array([9, 2])), np.arange(3).max() + 1)
+    assert ModelSpec.from_json(json.loads(json.dumps(counted.to_json()))) == ModelSpec("mlp", (9, 2), 3)
+    with pytest.raises(ConfigError, match="must be 1 to 4 positive sizes"):
+        ModelSpec("mlp", (np.float64(9), 2), 3)
 
 
 def test_specs_travel_as_json():
