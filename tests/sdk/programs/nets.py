@@ -484,6 +484,36 @@ class Scaled(nn.Module):
         return self.head(F.layer_norm(self.mid(x), (5, 6), self.whole).mean(1))
 
 
+class GroupedByHand(nn.Module):
+    """GroupNorm and InstanceNorm as functions over planes and features, with parameters of the module's own or none."""
+
+    shape = (3, 9, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+        self.gain, self.shift = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(F.group_norm(self.one(x), 4, self.gain, self.shift, 1e-4))
+        x = torch.tanh(F.instance_norm(self.two(F.group_norm(x, 2)), weight=self.gain.exp(), bias=self.shift)).flatten(
+            2
+        )
+        return self.head(F.group_norm(x.transpose(1, 2), 5).mean(1) + torch.group_norm(x.sum(2), 2, bias=self.shift))
+
+
+class Instances(nn.Module):
+    """Each channel of a line by itself, by a function: a mask takes channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(F.instance_norm(self.one(x)))
+        return self.head(torch.tanh(F.instance_norm(self.two(x), eps=1e-3) + 1).mean(-1))
+
+
 class RMS(nn.Module):
     """RMSNorm as it is written by hand; ``how`` says in which words."""
 
@@ -827,6 +857,8 @@ NETS = {
     "lengths": (PLANE, Lengths),
     "cosine": (LINE, Cosine),
     "scaled": (LINE, Scaled),
+    "group_norm_by_function": (PLANE, GroupedByHand),
+    "instance_norm_by_function": (LINE, Instances),
     "rms_norm": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.RMSNorm(6), nn.Linear(6, 5), wide=5)),
     "plain_rms_norm": ((5,), lambda: maps(nn.Linear(5, 6), nn.RMSNorm(6, 1e-3, elementwise_affine=False), wide=6)),
     **{f"rms_norm_by_{how}": (LINE, lambda how=how: RMS(how)) for how in ("rsqrt", "types", "norm", "root")},

@@ -10,6 +10,7 @@ import pytest
 import torch
 from tolerance import roundings
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
 from talaria.errors import ConfigError, ModelError
@@ -125,6 +126,7 @@ def _convnext():
         (nets.Spoken, ["one", "two", "mix"]),
         (nets.Lengths, ["one", "two"]),
         (nets.Lines, ["one", "two"]),
+        (nets.Instances, ["one", "two"]),
         (nets.Ranged, ["one"]),
         (_convnext, [f"features.{stage}.{block}.block.3" for stage, block in ((1, 0), (3, 0), (3, 1))]),
         (nets.Highest, ["one", "two"]),
@@ -375,6 +377,7 @@ def late(x):
         (lambda: Odd(lambda x: x.max(0)[0]), "takes the largest along 0"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(3, track_running_stats=True), wide=36), "track_running_stats"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(5), wide=36), "use num_features=3"),
+        (lambda: Owning(lambda x, w: F.instance_norm(x, w[0, :3], w[1, :3], None, None, False)), "or use BatchNorm"),
         (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),
         (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
         (lambda: Odd(lambda x: nn.functional.layer_norm(x, x.shape)), "batch"),

@@ -559,6 +559,19 @@ class SubPixel(nn.Module):
         return self.head(F.relu(self.body(x)).mean((2, 3)))
 
 
+class Normed(nn.Module):
+    """Convolutions normalized by functions: groups of channels, then each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.fc = nn.Conv1d(3, 16, 5, padding=2), nn.Conv1d(16, 16, 3), nn.Linear(16, 4)
+        self.weight, self.bias = nn.Parameter(torch.ones(16)), nn.Parameter(torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(F.group_norm(self.conv1(x), num_groups=4, weight=self.weight, bias=self.bias))
+        return self.fc(F.relu(F.instance_norm(self.conv2(x))).max(dim=-1).values)
+
+
 class GPT(nn.Module):
     """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
 
@@ -684,6 +697,7 @@ NETS = {
     "generalized mean": (IMAGE, GeM),
     "annotated": ((3, 12), Annotated),
     "cosine head": ((3, 12), Compared),
+    "normalized by functions": ((3, 12), Normed),
     "ecapa": ((3, 12), Heed),
     "x-vector": ((3, 12), XVector),
     "llama": ((9,), Llama),

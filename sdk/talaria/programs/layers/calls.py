@@ -387,6 +387,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.std, "std"), deviation),
     F.layer_norm: sample_norm.layer_norm,
     **dict.fromkeys((F.rms_norm, torch.rms_norm), sample_norm.rms_norm),
+    **dict.fromkeys((F.group_norm, torch.group_norm), sample_norm.group_norm),
+    F.instance_norm: sample_norm.instance_norm,
     **dict.fromkeys((operator.pow, torch.pow, "pow"), arithmetic.raised),
     **{function: _activation(kind) for function, kind in activation.FUNCTIONS.items()},
     **dict.fromkeys(("contiguous", "clone"), _same),
@@ -407,7 +409,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
 """By the function, or the name of a tensor's method."""
 WITH_PARAMETERS = (
     *(arithmetic.add, arithmetic.subtract, arithmetic.multiply, arithmetic.divide, arithmetic.raised),
-    *(_expand, _expand_as, _repeat, projection.linear, sample_norm.layer_norm, sample_norm.rms_norm),
+    *(_expand, _expand_as, _repeat, projection.linear),
+    *(sample_norm.layer_norm, sample_norm.rms_norm, sample_norm.group_norm, sample_norm.instance_norm),
     *(masked_fill, where, matmul, attend, einsum),
 )
 """Calls that may be given parameters of the module, and tables."""
