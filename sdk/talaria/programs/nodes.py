@@ -218,7 +218,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         both = {str(place): _with(of, *args[1:], **named) for place, of in enumerate(PAIRS[name])}
         return _Several(node.name, Identity(), read, both)
     along = [*args[1:], *named.values()]
-    if target in EXTREMES and isinstance(first, Map) and len(along) in (1, 2):
+    if target in EXTREMES and isinstance(first, Map) and along and isinstance(along[0], int):
         extreme = _with(EXTREMES[target], dim=along[0], keepdim=along[1:] == [True])
         return _Several(node.name, Identity(), read, {"0": extreme})
     if getattr(target, "__module__", "") in ("_operator", "math") and not any(

@@ -361,7 +361,7 @@ _ALIKE = (
 )
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_ALIKE, _alike),
-    **dict.fromkeys(("Add", "And", "Div", "Max", "Mul", "Pow", "Sub"), _together),
+    **dict.fromkeys(("Add", "And", "Div", "Max", "Min", "Mul", "Pow", "Sub"), _together),
     **dict.fromkeys(("Equal", "Greater", "Less"), _compared),
     **dict.fromkeys(("Gemm", "MatMul"), _product),
     **dict.fromkeys(("LogSoftmax", "Softmax"), _softmax),

@@ -174,9 +174,10 @@ def _between(made: _Made, node: Node, out: str) -> str:
     return made.op("Where", inside, made.moved[node.inputs[0]], made.number(0.0))
 
 
-def _larger(made: _Made, node: Node, out: str) -> str:
+def _extreme(made: _Made, node: Node, out: str) -> str:
     a, b = node.inputs
-    return made.op("Where", made.op("Greater", made.value[a], made.value[b]), made.ways(a), made.ways(b))
+    first = "Greater" if node.kind == "Max" else "Less"
+    return made.op("Where", made.op(first, made.value[a], made.value[b]), made.ways(a), made.ways(b))
 
 
 def _chosen(made: _Made, node: Node, out: str) -> str:
@@ -255,7 +256,7 @@ _RULES: dict[str, _Rule] = {
     "Softplus": _each(lambda made, x, y: made.op("Sigmoid", x)),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _shares),
     "Clip": _between,
-    "Max": _larger,
+    **dict.fromkeys(("Max", "Min"), _extreme),
     "Where": _chosen,
     "Concat": _joined,
     "Pad": _padded,

@@ -438,6 +438,40 @@ class Lengths(nn.Module):
         return self.head(F.normalize(y.mean(-1), p=2.0, dim=-1, eps=0.5))
 
 
+class Extremes(nn.Module):
+    """The larger and the smaller one of maps, parameters and numbers, their smooth kin, sides and shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(3, 16, 3), nn.Conv1d(3, 16, 3, bias=False)
+        self.three, self.head = nn.Conv1d(16, 16, 3), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = self.one(x), self.two(x)
+        y = torch.maximum(one, two) - torch.min(torch.tanh(one), two.mean(-1, keepdim=True)) + one.max(torch.zeros(1))
+        y = self.three(y + torch.sign(one) * two + F.softmin(y, dim=-1) + torch.minimum(torch.tensor(0.3), two))
+        near = F.cosine_similarity(y, torch.tanh(y.mean(-1, keepdim=True) - 1), dim=1).unsqueeze(1)
+        y = F.normalize(y, p=1.0, dim=-1) + y / (y.norm(p=1, dim=2, keepdim=True) + 1) - torch.logsumexp(y, 2, True)
+        return self.head((y + near).logsumexp(dim=-1) + torch.linalg.vector_norm(y, math.inf, dim=-1))
+
+
+class Nearest(nn.Module):
+    """How near features are to each row of a table, as heads of prototypes have it, under floors that are learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head = nn.Conv1d(3, 6, 3), nn.Linear(5, 4)
+        self.rows, self.low = nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(6, 1))
+        self.wide, self.high = nn.Parameter(torch.rand(5) + 0.5), nn.Parameter(torch.randn(5).abs())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.maximum(self.one(x), self.low).mean(-1)
+        far = (x.unsqueeze(1) - self.rows).abs().sum(-1) + (x[:, None] - self.rows[None]).pow(2).mean(2)
+        y = torch.exp(-far * self.wide) + F.linear(x, F.normalize(self.rows, p=1, dim=1))
+        y = y + F.cosine_similarity(x[:, None], self.rows[None], dim=-1)
+        return self.head(torch.minimum(self.high, y) + F.cosine_similarity(self.rows, x.unsqueeze(1), dim=2, eps=0.5))
+
+
 class Lines(nn.Module):
     """Each channel of a map normalized by itself, as LayerNorm over the length."""
 
@@ -857,6 +891,9 @@ NETS = {
     "lengths": (PLANE, Lengths),
     "cosine": (LINE, Cosine),
     "scaled": (LINE, Scaled),
+    "extremes": (LINE, Extremes),
+    "nearest": (LINE, Nearest),
+    "softmin": ((5,), lambda: maps(nn.Linear(5, 6), nn.Softmin(dim=-1), wide=6)),
     "group_norm_by_function": (PLANE, GroupedByHand),
     "instance_norm_by_function": (LINE, Instances),
     "rms_norm": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.RMSNorm(6), nn.Linear(6, 5), wide=5)),

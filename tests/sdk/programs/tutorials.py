@@ -572,6 +572,24 @@ class Normed(nn.Module):
         return self.fc(F.relu(F.instance_norm(self.conv2(x))).max(dim=-1).values)
 
 
+class Prototypes(nn.Module):
+    """Gaussian bumps around learned centres, and how alike features are to learned directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(3, 16, 3), nn.Linear(16, 8)
+        self.centres, self.log_sigmas = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.zeros(6))
+        self.alike = nn.CosineSimilarity(dim=-1)
+        self.prototypes, self.head = nn.Parameter(torch.randn(6, 8)), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(torch.maximum(self.conv(x).amax(-1), torch.zeros(1)))
+        z = F.normalize(z, p=1, dim=1) * 8
+        far = (z.unsqueeze(1) - self.centres.unsqueeze(0)).pow(2).sum(-1)
+        alike = self.alike(z.unsqueeze(1), self.prototypes.unsqueeze(0))
+        return self.head(torch.exp(-far / self.log_sigmas.exp()) + alike - torch.logsumexp(alike, 1, keepdim=True))
+
+
 class GPT(nn.Module):
     """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
 
@@ -697,6 +715,7 @@ NETS = {
     "generalized mean": (IMAGE, GeM),
     "annotated": ((3, 12), Annotated),
     "cosine head": ((3, 12), Compared),
+    "prototypes": ((3, 12), Prototypes),
     "normalized by functions": ((3, 12), Normed),
     "ecapa": ((3, 12), Heed),
     "x-vector": ((3, 12), XVector),

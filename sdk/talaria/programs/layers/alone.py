@@ -74,9 +74,9 @@ def _bent(target: _Target, weight: Weight, args: Sequence[Any], named: Mapping[s
 
 
 def _unit(weight: Weight, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Weight:
-    if p != 2:
-        raise ValueError("programs know p=2 alone")
-    return weight.bent(unit([range(len(weight.shape))[dim]], eps))
+    if p not in (1, 2):
+        raise ValueError("programs know p=1 and p=2")
+    return weight.bent(unit([range(len(weight.shape))[dim]], eps, p))
 
 
 _COMPARED = ("eq", "ne", "gt", "lt", "ge", "le", "bool")

@@ -7,16 +7,17 @@ What comes in and goes out is reckoned as torch has it, (batch, *sizes).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from talaria.programs.graph import Size, added
+from talaria.programs.graph import Draft, Size, added
 from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
 from talaria.programs.layers.sequence import closed, filled, opened, picked, shaped, sizes, without
 
 
 def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullback]:
-    """``kind`` (Add, Mul or Div) of two maps of as many dimensions, where a size of 1 stands for any."""
+    """``kind`` (Add, Mul, Div, Max or Min) of two maps of as many dimensions, where a size of 1 stands for any."""
     draft, wide = step.draft, _joined(step, layer, kind, a, b)
     out = shaped(step, layer, wide)
     left, right = opened(step, a.value, a), opened(step, b.value, b)
@@ -27,6 +28,10 @@ def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullba
             return (lambda: g), (lambda: g)
         if kind == "Mul":
             return (lambda: draft.op("Mul", g, right)), (lambda: draft.op("Mul", g, left))
+        if kind in BEYOND:
+            pairs = (left, right), (right, left)
+            one, other = (partial(of_extreme, draft, kind, g, *pair) for pair in pairs)
+            return one, other
         share: Callable[[], str] = lambda: draft.op("Div", g, right)  # noqa: E731
         return share, (lambda: draft.op("Neg", draft.op("Mul", share(), whole)))
 
@@ -37,12 +42,22 @@ def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullba
     return filled(step, whole, out), back
 
 
+BEYOND = {"Max": "Less", "Min": "Greater"}
+"""By the operator that takes one of two values, what the other one is."""
+
+
+def of_extreme(draft: Draft, kind: str, g: str, mine: str, other: str) -> str:
+    """The slope of one of two values of which the larger or the smaller was taken; equal ones share it."""
+    half = draft.op("Where", draft.op("Equal", mine, other), draft.op("Mul", g, draft.constant(0.5)), g)
+    return draft.op("Where", draft.op(BEYOND[kind], mine, other), draft.constant(0.0), half)
+
+
 def _joined(step: Step, layer: str, kind: str, a: Map, b: Map) -> list[Size]:
     one, other = sizes(a), sizes(b)
     pairs = [(step.known(m), step.known(n)) for m, n in zip(one, other, strict=False)]
     odd = [pair for pair in pairs if pair[0] != pair[1] and 1 not in pair]
     if len(one) != len(other) or odd:
-        what = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}[kind]
+        what = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}.get(kind, "compares")
         raise refused(layer, f"{what} maps of {one} and {other}", "bring both branches to one shape, or to sizes of 1")
     return [n if step.known(m) == 1 else m for m, n in zip(one, other, strict=True)]
 

@@ -20,7 +20,7 @@ from talaria.programs.layers.broadcast import cut, flipped, indexed, stretched, 
 from talaria.programs.layers.deviations import deviation, variance
 from talaria.programs.layers.einsum import einsum
 from talaria.programs.layers.glu import glu
-from talaria.programs.layers.largest import largest, smallest
+from talaria.programs.layers.largest import larger, largest, logsumexp, smaller, smallest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each
@@ -37,7 +37,7 @@ from talaria.programs.layers.sequence import (
     sizes,
     turned,
 )
-from talaria.programs.layers.shares import log_softmax, softmax
+from talaria.programs.layers.shares import log_softmax, softmax, softmin
 
 Call = Callable[..., tuple[Map, Pullback]]
 """``(step, layer, *the function's arguments, with maps in their places) -> the map, and the slopes of its maps``."""
@@ -378,6 +378,11 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     F.adaptive_max_pool2d: _adaptive_pool(nn.AdaptiveMaxPool2d, pooling.adaptive_max),
     **dict.fromkeys((torch.amax, "amax"), largest),
     **dict.fromkeys((torch.amin, "amin"), smallest),
+    **dict.fromkeys((torch.maximum, "maximum", torch.max, "max"), larger),
+    **dict.fromkeys((torch.minimum, "minimum", torch.min, "min"), smaller),
+    **dict.fromkeys((torch.logsumexp, "logsumexp"), logsumexp),
+    F.softmin: softmin,
+    F.cosine_similarity: lengths.cosine_similarity,
     F.glu: glu,
     **dict.fromkeys((torch.norm, "norm"), lengths.norm),
     torch.linalg.norm: lengths.linalg_norm,
@@ -411,6 +416,6 @@ WITH_PARAMETERS = (
     *(arithmetic.add, arithmetic.subtract, arithmetic.multiply, arithmetic.divide, arithmetic.raised),
     *(_expand, _expand_as, _repeat, projection.linear),
     *(sample_norm.layer_norm, sample_norm.rms_norm, sample_norm.group_norm, sample_norm.instance_norm),
-    *(masked_fill, where, matmul, attend, einsum),
+    *(masked_fill, where, matmul, attend, einsum, larger, smaller, lengths.cosine_similarity),
 )
 """Calls that may be given parameters of the module, and tables."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import Embedding, Identity, Module
 
-from talaria.programs.graph import Draft
+from talaria.programs.graph import Draft, Size
 from talaria.programs.layers.activation import Of, Slope
-from talaria.programs.layers.base import Map, Pullback, Step, key, no_way_back, refused
+from talaria.programs.layers.base import Map, Pullback, Step, chained, key, no_way_back, refused
+from talaria.programs.layers.broadcast import BEYOND, of_extreme, stretched
 from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
 
 
@@ -194,10 +195,25 @@ def _put_back(draft: Draft, g: str, index: Any, shape: Sequence[int]) -> str:
     return draft.op("Pad", g, draft.ints(*low, *high), draft.constant(0.0)) if any(low) or any(high) else g
 
 
+def beside_weight(step: Step, layer: str, kind: str, a: Any, b: Any) -> tuple[Map, Pullback]:
+    """:func:`joined`, of which either is the map."""
+    x, weight = (b, a) if isinstance(a, Weight) else (a, b)
+    if not isinstance(x, Map):
+        raise refused(layer, "reckons with parameters alone", "let each meet a map")
+    return joined(step, layer, kind, x, weight)
+
+
 def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[Map, Pullback]:
-    """x plus, times, or to the power of what is the same for each sample (``kind`` Add, Mul or Pow)."""
+    """x plus, times, or to the power of what is the same for each sample (``kind`` Add, Mul or Pow), or the larger or
+    smaller one of the two (Max or Min); the map's sizes of 1 are stretched to it."""
+    wider = _stretch(step, x, weight)
+    if wider is not None:
+        x, stretch = stretched(step, layer, x, wider)
+        y, way = joined(step, layer, kind, x, weight)
+        return y, chained(stretch, way)
     draft, shape, wide = step.draft, weight.shape, [step.known(one) for one in sizes(x)]
-    require_met(layer, weight, wide, {"Add": "adds", "Mul": "multiplies", "Pow": "takes the power of"}[kind])
+    does = {"Add": "adds", "Mul": "multiplies", "Pow": "takes the power of"}
+    require_met(layer, weight, wide, does.get(kind, "compares"))
     rows = not x.space and shape[-1:] == (wide[-1],) and prod(shape[:-1]) == 1  # as they stand
     if rows and len(shape) > 1:
         weight, shape = weight.turned("reshape", (-1,)), shape[-1:]
@@ -205,12 +221,16 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
     made = draft.op(kind, whole, value)
 
     def of_map(slope: str) -> str:
+        if kind in BEYOND:
+            return of_extreme(draft, kind, slope, whole, value)
         if kind == "Mul":
             return draft.op("Mul", slope, value)
         less = draft.op("Pow", whole, draft.op("Sub", value, draft.constant(1.0)))
         return draft.op("Mul", slope, draft.op("Mul", less, value))
 
     def of_weight(slope: str) -> str:
+        if kind in BEYOND:
+            return of_extreme(draft, kind, slope, value, whole)
         if kind != "Pow":
             return slope if kind == "Add" else draft.op("Mul", slope, whole)
         above = draft.op("Greater", whole, draft.constant(0.0))
@@ -226,6 +246,15 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
         return [of_map(slope) if rows else closed(step, of_map(slope), x)]
 
     return x.like(made) if rows else filled(step, made, x), no_way_back if step.looks else back
+
+
+def _stretch(step: Step, x: Map, weight: Weight) -> list[Size] | None:
+    """The sizes that a map has behind the batch beside a tensor that is wider somewhere; None where it is not."""
+    own, behind = sizes(x), weight.shape[-len(sizes(x)) :]
+    whole: list[Size] = [*own]
+    for place, size in enumerate(behind, len(own) - len(behind)):
+        whole[place] = size if step.known(own[place]) == 1 else own[place]
+    return None if tuple(whole) == own else whole
 
 
 def require_met(layer: str, weight: Weight, wide: Sequence[int], does: str) -> None:

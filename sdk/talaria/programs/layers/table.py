@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Module, RNNBase
+from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from talaria.model.inside import base_of
@@ -52,7 +53,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.RMSNorm: sample_norm.of_rms_norm,
     nn.GroupNorm: on_maps(normalization.group_norm),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d), on_maps(normalization.instance_norm)),
-    **dict.fromkeys((nn.Softmax, nn.LogSoftmax), shares.of_module),
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin), shares.of_module),
     nn.PReLU: prelu,
     nn.GLU: glu.of_module,
     nn.Flatten: plumbing.flatten,
@@ -115,7 +116,12 @@ def _encoder(own: Any, x: Any, mask: Any = None, src_key_padding_mask: Any = Non
     return x if own.norm is None else own.norm(x)
 
 
+def _alike(own: Any, x1: Any, x2: Any) -> Any:
+    return F.cosine_similarity(x1, x2, own.dim, own.eps)
+
+
 PASSES: Mapping[type[Module], Callable[..., Any]] = {
+    nn.CosineSimilarity: _alike,
     nn.TransformerEncoderLayer: _encoder_layer,
     nn.TransformerEncoder: _encoder,
 }
