@@ -15,14 +15,14 @@ from torch.nn import Embedding, Identity, Module, MultiheadAttention
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
-from talaria.programs.layers.alone import turned
+from talaria.programs.layers.alone import passed, turned
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside, cut
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, ZEROS, Batch, Zeros, part, picked_and_turned
 from talaria.programs.layers.deviations import PAIRS
 from talaria.programs.layers.largest import largest, smallest
-from talaria.programs.layers.parameters import Places, Weight, fixed
+from talaria.programs.layers.parameters import Places, Weight, fixed, stored
 from talaria.programs.layers.sequence import sizes
 from talaria.programs.layers.table import (
     FUNCTION_MENDS,
@@ -90,8 +90,7 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
     if node.op == "get_attr":
         layer, _, name = str(node.target).rpartition(".")
         owner = module.get_submodule(layer)
-        weight = Weight(layer, name, owner)
-        found = weight.tensor.detach()
+        found = getattr(owner, name).detach()
         if MANY in found.shape and not found.any():
             return ZEROS
         if found.dim() and len(found) == MANY and bool((found == found[:1]).all()):  # laid out for each sample
@@ -100,12 +99,15 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
             first, many = int(places[0]), places.numel()
             if torch.equal(places, torch.arange(first, first + many)):
                 return Places(first, first + many)
-        return weight if found.dtype == torch.float32 and name in owner.state_dict() else found.clone()
+        kept = found.dtype == torch.float32 and name in owner.state_dict()
+        return stored(layer, name, owner) if kept else found.clone()
     read = [arg for arg in node.args if isinstance(arg, fx.Node) and held[arg] is not ZEROS]
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))
         if type(own) is Embedding and read and isinstance(held[read[0]], Places):
             return held[read[0]].rows(layer, own)
+        if read and isinstance(held[read[0]], Weight) and (found := passed(layer, own, held[read[0]])) is not None:
+            return found
         given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
         given = {
             key: one for key, one in given.items() if key != "hx" or any(held.get(z) is not ZEROS for z in _nodes(one))
@@ -200,7 +202,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return torch.device("cpu") if args[1] == "device" else torch.float32
     if target is torch._assert:  # of what the tracing has answered
         return None
-    weights = [one for one in (*args, *named.values()) if isinstance(one, Weight)]
+    weights = [one for one in _nodes([*args, *named.values()]) if isinstance(one, Weight)]
     if weights:
         found = _of_weight(node, weights[0], args, named)
         if found is not None:

@@ -400,6 +400,78 @@ class Gains(nn.Module):
         return self.head((self.gain - x) * -self.gate[0] / 3) * self.scale.exp().clamp(max=100.0)
 
 
+class Reckoned(nn.Module):
+    """Parameters that are reckoned with one another before they meet a map, and layers that read a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head, self.scale = nn.Conv1d(3, 8, 3), nn.Linear(8, 4), nn.Parameter(torch.tensor(0.7))
+        self.gain, self.gate = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.randn(1, 8))
+        self.up, self.down = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 8))
+        self.near, self.made = nn.Parameter(torch.randn(10, 10)), nn.Linear(2, 8)
+        self.register_buffer("kept", torch.rand(8, 8) > 0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = self.up @ self.down
+        x = torch.tanh(torch.softmax(F.relu(self.near), dim=-1) @ self.one(x).transpose(1, 2)).mean(1)
+        x = x * (self.scale.exp() * self.gain - self.gate) + self.gain / (self.gain + 1) * self.gate.mean(
+            1, keepdim=True
+        )
+        y = F.linear(x, low * self.kept, self.gain + self.gate[0]) + x @ (torch.outer(self.gain, self.gate[0]) / 8)
+        few = torch.stack([low[:, 0], self.up.std(1), self.down.sum(0)], 1).var(1, False).expand(2, 8)
+        y = y + torch.maximum(few[1], torch.cat([self.gain[:3], self.gate[0, 3:]])) * torch.min(
+            self.gain, low.norm(dim=1)
+        )
+        spread, mean = torch.std_mean(low, 1, keepdim=True)
+        y = torch.tanh(y) @ ((low - mean) / (spread + 1)) + torch.tanh(self.made(self.up))[2] * y
+        return self.head(y + self.made(self.down[:, 0]).log_softmax(-1))
+
+
+class Kernels(nn.Module):
+    """Convolutions as functions, by what is made of parameters and tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 27))
+        self.rows, self.shift = nn.Parameter(torch.randn(8, 8, 5)), nn.Parameter(torch.randn(8))
+        self.each, self.head = nn.Parameter(torch.rand(1, 1, 3, 1)), nn.Linear(8, 4)
+        self.register_buffer("blur", torch.tensor([0.25, 0.5, 0.25]).view(1, 1, 1, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(F.conv2d(x, (self.up @ self.down).view(8, 3, 3, 3), self.shift, padding="same"))
+        x = F.conv2d(x, self.blur.expand(8, 1, 1, 3) * self.each, stride=(2, 1), padding=1, groups=8)
+        spread, mean = torch.var_mean(self.rows, (1, 2), keepdim=True, unbiased=False)
+        rows = (self.rows - mean) / torch.sqrt(spread + 1e-5)
+        return self.head(torch.tanh(F.conv1d(x.flatten(2), rows, bias=self.shift.abs(), dilation=2)).mean(-1))
+
+
+class Evened(nn.Conv1d):
+    """A convolution whose weight is bent and scaled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, self.weight.tanh() * (1 + self.weight.abs()), self.bias, self.stride, self.padding)
+
+
+class EvenedLinear(nn.Linear):
+    """A linear layer likewise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight * 0.5, self.bias)
+
+
+class Equalized(nn.Module):
+    """Layers that reckon with their own weights: a mask takes their outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.fc = Evened(3, 16, 3), Evened(16, 16, 3), EvenedLinear(16, 12)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.two(torch.tanh(self.one(x)))).mean(-1)
+        return self.head(torch.tanh(self.fc(x)))
+
+
 class Spoken(nn.Module):
     """Statistics over time of maps in which channels are silent, as networks for speech pool them."""
 
@@ -891,6 +963,9 @@ NETS = {
     "lengths": (PLANE, Lengths),
     "cosine": (LINE, Cosine),
     "scaled": (LINE, Scaled),
+    "reckoned": (LINE, Reckoned),
+    "kernels": (PLANE, Kernels),
+    "equalized": (LINE, Equalized),
     "extremes": (LINE, Extremes),
     "nearest": (LINE, Nearest),
     "softmin": ((5,), lambda: maps(nn.Linear(5, 6), nn.Softmin(dim=-1), wide=6)),

@@ -590,6 +590,65 @@ class Prototypes(nn.Module):
         return self.head(torch.exp(-far / self.log_sigmas.exp()) + alike - torch.logsumexp(alike, 1, keepdim=True))
 
 
+class Graph(nn.Module):
+    """Sensors as the nodes of a graph whose edges are learned, as a product of two tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 3))
+        self.w1, self.w2, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        adj = F.softmax(F.relu(self.source @ self.target), dim=1)
+        x = F.relu(self.w1(torch.matmul(adj, x)))
+        return self.head(F.relu(torch.einsum("nm,bmc->bnc", adj, self.w2(x))).mean(1))
+
+
+class Sinc(nn.Module):
+    """Band-pass filters of which the edges are learned, and a layer whose weight is of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.band = nn.Parameter(torch.rand(8, 1) * 0.2), nn.Parameter(torch.rand(8, 1) * 0.2)
+        self.register_buffer("n", 2 * math.pi * (torch.arange(5) - 2).float().view(1, -1) + 1e-3)
+        self.register_buffer("window", torch.hamming_window(5))
+        self.conv, self.head = nn.Conv1d(8, 16, 3), nn.Linear(8, 4)
+        self.up, self.down, self.bias = (
+            nn.Parameter(torch.randn(8, 2)),
+            nn.Parameter(torch.randn(2, 16) * 0.2),
+            nn.Parameter(torch.zeros(8)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = 0.01 + torch.abs(self.low)
+        high = torch.clamp(low + 0.02 + torch.abs(self.band), max=0.5)
+        filters = (torch.sin(high @ self.n) - torch.sin(low @ self.n)) / (self.n / 2) * self.window
+        x = F.conv1d(x[:, :1], filters.view(8, 1, 5), stride=1, padding=2).abs()
+        x = F.relu(self.conv(x)).mean(-1)
+        return self.head(F.relu(F.linear(x, self.up @ self.down, self.bias)))
+
+
+class StdConv2d(nn.Conv2d):
+    """A convolution whose weights are standardized."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        v, m = torch.var_mean(self.weight, dim=[1, 2, 3], keepdim=True, unbiased=False)
+        weight = (self.weight - m) / torch.sqrt(v + 1e-5)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class BigTransfer(nn.Module):
+    """Two of them, each behind a normalization of groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = StdConv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.conv2, self.head = StdConv2d(8, 16, 3, stride=2, padding=1), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.conv2(F.relu(self.norm1(self.conv1(x))))).mean((2, 3)))
+
+
 class GPT(nn.Module):
     """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
 
@@ -715,6 +774,9 @@ NETS = {
     "generalized mean": (IMAGE, GeM),
     "annotated": ((3, 12), Annotated),
     "cosine head": ((3, 12), Compared),
+    "learned graph": ((3, 12), Graph),
+    "learned filters": ((3, 12), Sinc),
+    "standardized weights": (IMAGE, BigTransfer),
     "prototypes": ((3, 12), Prototypes),
     "normalized by functions": ((3, 12), Normed),
     "ecapa": ((3, 12), Heed),

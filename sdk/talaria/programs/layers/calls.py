@@ -337,6 +337,8 @@ def _not_dropped(
     return _same(step, layer, x)
 
 
+CONVOLUTIONS = projection.convolved(nn.Conv1d, 1), projection.convolved(nn.Conv2d, 2)
+
 CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.transpose, "transpose", "swapaxes"), _transpose),
     **dict.fromkeys((torch.permute, "permute"), _permute),
@@ -362,6 +364,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.clamp_min, "clamp_min"), arithmetic.clamp_min),
     **dict.fromkeys((torch.clamp_max, "clamp_max"), arithmetic.clamp_max),
     F.linear: projection.linear,
+    **dict.fromkeys((F.conv1d, torch.conv1d), CONVOLUTIONS[0]),
+    **dict.fromkeys((F.conv2d, torch.conv2d), CONVOLUTIONS[1]),
     torch.einsum: einsum,
     F.scaled_dot_product_attention: attend,
     F.pad: padded,
@@ -416,6 +420,7 @@ WITH_PARAMETERS = (
     *(arithmetic.add, arithmetic.subtract, arithmetic.multiply, arithmetic.divide, arithmetic.raised),
     *(_expand, _expand_as, _repeat, projection.linear),
     *(sample_norm.layer_norm, sample_norm.rms_norm, sample_norm.group_norm, sample_norm.instance_norm),
+    *CONVOLUTIONS,
     *(masked_fill, where, matmul, attend, einsum, larger, smaller, lengths.cosine_similarity),
 )
 """Calls that may be given parameters of the module, and tables."""

@@ -157,6 +157,12 @@ def _share(axes: Sequence[int], eps: float, draft: Draft, x: str, module: Module
     return y, slope
 
 
+def rooted(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    """:func:`root` as a function of each value."""
+    y, rate = root(draft, x)
+    return y, lambda g: draft.op("Mul", g, draft.op("Mul", rate, draft.constant(0.5)))
+
+
 def root(draft: Draft, square: str) -> tuple[str, str]:
     """The root of what is not below zero, and 1 over it; of zero both are 0, so that no slope is beyond all bounds."""
     zero = draft.constant(0.0)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Embedding, Identity, Module
+from torch.nn import Conv1d, Conv2d, Embedding, Identity, Linear, Module
 
 from talaria.programs.graph import Draft, Size
 from talaria.programs.layers.activation import Of, Slope
@@ -19,30 +19,62 @@ from talaria.programs.layers.broadcast import BEYOND, of_extreme, stretched
 from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
 
 
+class Source(Protocol):
+    """Where a tensor that is the same for each sample comes from."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its numbers are."""
+        ...
+
+    @property
+    def trains(self) -> bool:
+        """Whether a parameter that is trained is in it."""
+        ...
+
+    @property
+    def layer(self) -> str | None:
+        """The layer of which it is the weight or the bias, whose outputs a mask may take; None of all else."""
+        ...
+
+    def value(self, step: Step, labels: Sequence[Size] | None = None) -> str:
+        """Its value; a mask is 1 or 0. ``labels`` are its sizes where a mask may narrow some."""
+        ...
+
+    def train(self, step: Step, slope: str) -> None:
+        """Keep the gradients of what it is made of, given its slope."""
+        ...
+
+
 @dataclass(frozen=True)
-class Weight:
-    """A tensor of the model by its state-dict key: ``name`` of the module ``owner``, which is called ``layer``.
+class Stored:
+    """A tensor of the model by its state-dict key: ``name`` of the module ``owner``, which is called ``place``. What is
+    no parameter, and no float buffer of the state, stands in the file."""
 
-    ``turns`` is what the forward pass did to it before it met a map: each a kind (``index``, ``reshape`` or
-    ``permute``) and what Tensor's method takes, or ``each`` and a function of its values. What is no parameter, and no
-    float buffer of the state, stands in the file.
-    """
-
-    layer: str
+    place: str
     name: str
     owner: Module
-    turns: tuple[tuple[str, Any], ...] = ()
 
     @property
     def tensor(self) -> Tensor:
-        """The whole tensor."""
+        """The tensor itself."""
         found: Tensor = getattr(self.owner, self.name)
         return found
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes as they are read."""
-        return self._shapes[-1]
+        """See :class:`Source`."""
+        return tuple(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See :class:`Source`."""
+        return self.tensor.dtype
 
     @property
     def trains(self) -> bool:
@@ -50,19 +82,65 @@ class Weight:
         return self.tensor.requires_grad
 
     @property
-    def as_it_is(self) -> bool:
-        """Whether its values are read as they stand, in whatever form."""
-        return not any(kind == "each" for kind, _ in self.turns)
+    def layer(self) -> str | None:
+        """See :class:`Source`."""
+        return self.place if isinstance(self.owner, Linear | Conv1d | Conv2d) else None
+
+    def value(self, step: Step, labels: Sequence[Size] | None = None) -> str:
+        """An input of the program, or a constant."""
+        whole = self.tensor
+        kind = "float32" if whole.dtype == torch.bool else str(whole.dtype).removeprefix("torch.")
+        if key("", self.name) not in self.owner.state_dict():
+            return step.draft.constant(whole.detach().numpy(), kind)
+        value = step.weight(self.place, self.name, whole, labels or whole.shape, kind)
+        assert value is not None
+        return value
+
+    def train(self, step: Step, slope: str) -> None:
+        """Keep its gradient."""
+        step.trained(self.owner, self.place, self.name, lambda: slope)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """What comes of a ``source`` by ``turns``, which are what the forward pass did to it before it met a map: each a
+    kind (``index``, ``reshape``, ``permute`` or ``expand``) and what Tensor's method takes, ``sum`` or ``mean`` with
+    the dimensions and whether these are kept, or ``each`` and a function of its values."""
+
+    source: Source
+    turns: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes as they are read."""
+        return self._shapes[-1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its numbers are."""
+        return self.source.dtype
+
+    @property
+    def trains(self) -> bool:
+        """Whether a parameter that is trained is in it."""
+        return self.source.trains
 
     @property
     def is_mask(self) -> bool:
         """Whether it says where something is so."""
-        return self.tensor.dtype == torch.bool
+        return self.dtype == torch.bool
 
     @property
-    def now(self) -> Tensor:
-        """The tensor as it is read and stands in the module; for one in another form alone."""
-        found = self.tensor.detach()
+    def layer(self) -> str | None:
+        """The layer of which it is the weight or the bias, value by value; None of all else."""
+        return self.source.layer if all(shape == self.shape for shape in self._shapes) else None
+
+    @property
+    def now(self) -> Tensor | None:
+        """The tensor as it is read and stands in the module; None where its values are not those of the module."""
+        if not isinstance(self.source, Stored) or any(kind not in _MOVES for kind, _ in self.turns):
+            return None
+        found = self.source.tensor.detach()
         for kind, how in self.turns:
             found = _turned(found, kind, how)
         return found
@@ -77,25 +155,24 @@ class Weight:
         """This one with what ``of`` makes of its values; ``module`` has the settings of a function that has some."""
         return self.turned("each", (of, module or Identity()))
 
-    def value(self, step: Step) -> str:
-        """The value that is read; a mask is 1 or 0."""
-        return self._values(step)[-1]
+    def value(self, step: Step, labels: Sequence[Size] | None = None) -> str:
+        """The value that is read; a mask is 1 or 0. ``labels`` are its sizes where a mask may narrow some."""
+        return self._values(step, labels)[-1]
 
-    def _values(self, step: Step) -> list[str]:
+    def _values(self, step: Step, labels: Sequence[Size] | None = None) -> list[str]:
         """The value before the first turn, and after each."""
-        draft, whole = step.draft, self.tensor
-        kind = "float32" if whole.dtype == torch.bool else str(whole.dtype).removeprefix("torch.")
-        if key("", self.name) in self.owner.state_dict():
-            value = step.weight(self.layer, self.name, whole, whole.shape, kind)
-            assert value is not None
-        else:
-            value = draft.constant(whole.detach().numpy(), kind)
+        draft, value = step.draft, self.source.value(step, None if self.layer is None else labels)
         found = [value]
         for (turn, how), shape in zip(self.turns, self._shapes, strict=False):
             if turn == "each":
                 value, _ = _bent(draft, value, how)
             elif turn == "permute":
                 value = draft.transpose(value, *how)
+            elif turn == "expand":
+                value = draft.op("Expand", value, draft.ints(*how))
+            elif turn in _TOTALS:
+                axes, keep = how
+                value = getattr(draft, turn)(value, *axes, keep=keep)
             else:
                 for axis, start, stop in _pieces(how, shape) if turn == "index" else ():
                     ends = (draft.ints(n) for n in (start, stop, axis, 1))
@@ -105,29 +182,29 @@ class Weight:
         return found
 
     def train(self, step: Step, slope: str) -> None:
-        """Keep the gradient, given the slope of what was read."""
-
-        def gradient() -> str:
-            draft, g = step.draft, slope
-            for (turn, how), shape, before in reversed(
-                [*zip(self.turns, self._shapes, self._values(step), strict=False)]
-            ):
-                if turn == "each":
-                    g = _bent(draft, before, how)[1](g)
-                elif turn == "permute":
-                    g = draft.transpose(g, *(list(how).index(i) for i in range(len(how))))
-                elif turn == "reshape":
-                    g = draft.reshape(g, *shape)
-                else:
-                    g = _put_back(draft, g, how, shape)
-            return g
-
-        step.trained(self.owner, self.layer, self.name, gradient)
+        """Keep the gradients of what it is made of, given the slope of what was read."""
+        if not self.trains:
+            return
+        draft, g = step.draft, slope
+        for (turn, how), shape, before in reversed([*zip(self.turns, self._shapes, self._values(step), strict=False)]):
+            if turn == "each":
+                g = _bent(draft, before, how)[1](g)
+            elif turn == "permute":
+                g = draft.transpose(g, *(list(how).index(i) for i in range(len(how))))
+            elif turn == "expand":
+                g = shrunk(draft, g, how, shape)
+            elif turn in _TOTALS:
+                g = _spread(draft, g, turn, how, before, shape)
+            elif turn == "reshape":
+                g = draft.reshape(g, *shape)
+            else:
+                g = _put_back(draft, g, how, shape)
+        self.source.train(step, g)
 
     @property
     def _shapes(self) -> list[tuple[int, ...]]:
         """The sizes before the first turn, and after each."""
-        found = [tuple(self.tensor.shape)]
+        found = [self.source.shape]
         for kind, how in self.turns:
             found.append(self._after(kind, how, found[-1]))
         return found
@@ -138,15 +215,45 @@ class Weight:
         return tuple(_turned(torch.empty(tuple(shape), device="meta"), kind, how).shape)
 
 
+_MOVES, _TOTALS = ("index", "reshape", "permute", "expand"), ("sum", "mean")
+
+
 def _turned(tensor: Tensor, kind: str, how: Any) -> Tensor:
-    return tensor[how] if kind == "index" else tensor.permute(how) if kind == "permute" else tensor.reshape(how)
+    if kind in _TOTALS:
+        total: Tensor = getattr(tensor, kind)(*how)
+        return total
+    moved: Tensor = tensor[how] if kind == "index" else getattr(tensor, kind)(how)
+    return moved
+
+
+def shrunk(draft: Draft, g: str, wide: Sequence[int], shape: Sequence[int]) -> str:
+    """The slope of what was stretched from ``shape`` to ``wide``."""
+    own = (1,) * (len(wide) - len(shape)) + tuple(shape)
+    over = [axis for axis, (mine, size) in enumerate(zip(own, wide, strict=True)) if mine != size]
+    g = draft.sum(g, *over, keep=True) if over else g
+    return draft.reshape(g, *shape) if len(own) > len(shape) else g
+
+
+def _spread(draft: Draft, g: str, kind: str, how: tuple[Sequence[int], bool], before: str, shape: Sequence[int]) -> str:
+    """The slope of ``before`` of this ``shape``, which was added up or averaged."""
+    axes, keep = how
+    gone = [axis % len(shape) for axis in axes]
+    g = g if keep else draft.reshape(g, *(1 if axis in gone else size for axis, size in enumerate(shape)))
+    if kind == "mean":
+        g = draft.op("Mul", g, draft.constant(1 / prod(shape[axis] for axis in gone)))
+    return draft.op("Expand", g, draft.op("Shape", before))
+
+
+def stored(place: str, name: str, owner: Module) -> Weight:
+    """A tensor of the model as it is."""
+    return Weight(Stored(place, name, owner))
 
 
 def fixed(tensor: Tensor) -> Weight:
     """A tensor that no state has: it stands in the file."""
     owner = Module()
     owner.register_buffer("value", tensor.contiguous(), persistent=False)
-    return Weight("", "value", owner)
+    return stored("", "value", owner)
 
 
 @dataclass(frozen=True)
@@ -162,7 +269,7 @@ class Places:
             raise refused(layer, "looks up positions in a table with options", "leave padding_idx and the others out")
         if not 0 <= self.start < self.stop <= table.num_embeddings:
             raise refused(layer, f"looks up {self} in {table.num_embeddings} rows", "make the table longer")
-        return Weight(layer, "weight", table).turned("index", slice(self.start, self.stop))
+        return stored(layer, "weight", table).turned("index", slice(self.start, self.stop))
 
 
 def _bent(draft: Draft, value: str, how: tuple[Of, Module]) -> tuple[str, Slope]:
@@ -217,7 +324,8 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
     rows = not x.space and shape[-1:] == (wide[-1],) and prod(shape[:-1]) == 1  # as they stand
     if rows and len(shape) > 1:
         weight, shape = weight.turned("reshape", (-1,)), shape[-1:]
-    value, whole = weight.value(step), x.value if rows else opened(step, x.value, x)
+    value = weight.value(step, sizes(x)[-len(shape) :] if weight.layer else None)
+    whole = x.value if rows else opened(step, x.value, x)
     made = draft.op(kind, whole, value)
 
     def of_map(slope: str) -> str:

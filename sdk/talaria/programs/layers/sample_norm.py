@@ -15,7 +15,7 @@ from talaria.programs.layers import normalization
 from talaria.programs.layers.activation import Slope
 from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
 from talaria.programs.layers.normalization import even, through
-from talaria.programs.layers.parameters import Weight, joined
+from talaria.programs.layers.parameters import Weight, joined, stored
 from talaria.programs.layers.sequence import closed, on_rows, opened, sizes
 
 Scale = Weight | None
@@ -101,7 +101,7 @@ def of_rms_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) ->
 
 
 def _held(layer: str, name: str, own: Module) -> Scale:
-    return None if getattr(own, name) is None else Weight(layer, name, own)
+    return None if getattr(own, name) is None else stored(layer, name, own)
 
 
 def _normalized(
