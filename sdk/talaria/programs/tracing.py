@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -38,6 +39,15 @@ class Tracer(fx.Tracer):
         self._input_shape = input_shape
         self._known: dict[tuple[fx.Node, int], Any] = {}
         self._answering = False
+
+    def trace(self, root: Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """As fx follows it, without sizes and pieces that nobody reads."""
+        with _followed_zeros(self):
+            graph = super().trace(root, concrete_args)
+        for node in reversed(graph.nodes):
+            if not node.users and node.target in _LOOKS:
+                graph.erase_node(node)
+        return graph
 
     def call_module(self, m: Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
@@ -71,11 +81,10 @@ class Tracer(fx.Tracer):
         return bool(self.number(obj, "a condition"))
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """One size after the other."""
+        """One size after the other, or one moment where these stand before the batch."""
         few = self._answered(obj.node, MANY)
-        return (
-            iter([operator.getitem(obj, i) for i in range(len(few))]) if isinstance(few, tuple) else super().iter(obj)
-        )
+        each = isinstance(few, tuple) or (isinstance(few, Tensor) and few.dim() > 0 and len(few) != MANY)
+        return iter([operator.getitem(obj, i) for i in range(len(few))]) if each else super().iter(obj)
 
     def number(self, obj: fx.Proxy, where: str) -> int:
         """A size as a number. Raises TraceError for what is none, and what the batch decides."""
@@ -143,6 +152,27 @@ class Tracer(fx.Tracer):
                 return getattr(args[0], target)(*args[1:], **named)
             found = target(*args, **named)
         return found.to("meta") if isinstance(found, Tensor) else found
+
+
+_LOOKS = ("size", operator.getitem, getattr)
+
+
+@contextmanager
+def _followed_zeros(tracer: Tracer) -> Iterator[None]:
+    """In this context torch.zeros takes a batch's size, which has no value, where torch wants its first one to have."""
+    plain = torch.zeros
+
+    def zeros(*args: Any, **named: Any) -> Any:
+        try:
+            return plain(*args, **named)
+        except TypeError:
+            return tracer.create_proxy("call_function", plain, args, named)
+
+    torch.zeros = zeros
+    try:
+        yield
+    finally:
+        torch.zeros = plain
 
 
 class _Value(fx.Proxy):

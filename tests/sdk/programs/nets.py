@@ -802,6 +802,50 @@ class Resized(nn.Module):
         return self.head(F.interpolate(y.flatten(2), scale_factor=0.4, mode="linear").mean(-1))
 
 
+class Stepped(nn.Module):
+    """A cell that is called moment by moment; ``how`` says what it begins with and how the moments come."""
+
+    def __init__(self, kind: type[nn.RNNCellBase], how: str, **options: object) -> None:
+        super().__init__()
+        self.below, self.cell, self.how = nn.Linear(3, 5), kind(5, 6, **options), how
+        self.first, self.head = nn.Parameter(torch.randn(1, 6)), nn.Linear(6, 4)
+
+    shape = (3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.below(x.transpose(1, 2))
+        both, seen = isinstance(self.cell, nn.LSTMCell), list[torch.Tensor]()
+        h = self.begin(x)
+        state = (h, torch.zeros_like(h)) if both and h is not None else h
+        moments = {"learned": x.transpose(0, 1), "several": x.permute(1, 0, 2), "none": x.unbind(1)}.get(self.how)
+        for t in range(x.size(1)):
+            state = self.cell(x[:, t, :] if moments is None else moments[t], state)
+            seen.append(state[0] if both else state)
+        return self.head(torch.stack(seen, dim=1).mean(1) + seen[-1])
+
+    def begin(self, x: torch.Tensor) -> torch.Tensor | None:
+        if self.how == "none":
+            return None
+        if self.how == "learned":
+            return self.first.expand(x.size(0), -1)
+        if self.how == "several":
+            return torch.zeros(2, x.size(0), 6, dtype=x.dtype, device=x.device)[1]
+        return x.new_zeros(len(x), 6) if self.how == "new" else torch.zeros(x.size(0), 6, dtype=x.dtype)
+
+
+class Chosen(nn.Module):
+    """One of two maps at each place, and zeros like a map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 8, 3), nn.Conv1d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = self.one(x), torch.tanh(self.two(x))
+        y = torch.where(one > 0.1, one, two) + torch.where(two != 0, torch.zeros_like(two), one)
+        return self.head((y + torch.maximum(two, torch.zeros_like(two))).mean(-1))
+
+
 class Strided(nn.Module):
     """Some places of each dimension, and dimensions from their end to their beginning."""
 
@@ -963,6 +1007,14 @@ NETS = {
     "lengths": (PLANE, Lengths),
     "cosine": (LINE, Cosine),
     "scaled": (LINE, Scaled),
+    **{
+        f"{kind.__name__}_{how}": (Stepped.shape, lambda kind=kind, how=how: Stepped(kind, how))
+        for kind, ways in ((nn.GRUCell, ("zeros", "learned", "none")), (nn.LSTMCell, ("new", "several", "none")))
+        for how in ways
+    },
+    "RNNCell_zeros": (Stepped.shape, lambda: Stepped(nn.RNNCell, "zeros", bias=False)),
+    "RNNCell_none": (Stepped.shape, lambda: Stepped(nn.RNNCell, "none", nonlinearity="relu")),
+    "chosen": (LINE, Chosen),
     "reckoned": (LINE, Reckoned),
     "kernels": (PLANE, Kernels),
     "equalized": (LINE, Equalized),

@@ -137,7 +137,6 @@ def late(x):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: nets.maps(first(), nn.GRUCell(12, 4), wide=12), "'1' is a GRUCell.* use GRU over the whole"),
         (Projected, "proj_size=2"),
         (
             lambda: nets.maps(spectral_norm(first()), wide=36),
@@ -192,7 +191,10 @@ def late(x):
         (lambda: Odd(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, x)), "no comparison"),
         (lambda: Odd(lambda x: x + torch.ones(12).cumsum(0).sqrt() - torch.ones(5)), "adds a tensor"),
         (lambda: Odd(lambda x: x.masked_fill(torch.ones(5) > 0, 0.0)), "hides by a tensor"),
-        (lambda: Odd(lambda x: torch.where(x > 0, x, -x)), "among two maps"),
+        (lambda: Odd(lambda x: torch.where(x > 0, x, x[:, :1])), "among maps of one shape"),
+        (lambda: Odd(lambda x: torch.stack([x, x])[0]), r"before the batch; use torch.stack\(maps, dim=1\)"),
+        (lambda: Odd(lambda x: x * x[:, 0, 0]), r"takes one number of each sample, .* x\[:, 2:3\]"),
+        (lambda: Odd(lambda x: x + torch.zeros(3, x.size(0)).squeeze(5)), "makes no squeeze of zeros"),
         (lambda: Tabled(lambda x, table: x + table.amax(0)), "gives amax a parameter or a table"),
         (lambda: nets.maps(nn.Linear(12, 4), Hidden(), wide=12), "no comparison"),
         (lambda: Gru(take=1, bidirectional=True), r"gives several values, .* h\[-2\] and h\[-1\]"),

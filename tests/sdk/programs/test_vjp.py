@@ -225,7 +225,8 @@ TWICE = (
     "beside", "logs", "gains", "cosine", "scaled", "rms_norm", "layer_norm_of_maps", "weight_norm", "ranged",
     "weight_norm_of_planes",
     "beside", "resized", "strided", "rnn_both_out", "attention_learned", "einsum", "group_norm_by_function",
-    "instance_norm_by_function", "extremes", "nearest", "reckoned", "kernels", "equalized",
+    "instance_norm_by_function", "extremes", "nearest", "reckoned", "kernels", "equalized", "tokens", "chosen",
+    "GRUCell_learned", "LSTMCell_new", "RNNCell_none",
 )  # fmt: skip
 
 

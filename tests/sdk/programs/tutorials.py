@@ -649,6 +649,94 @@ class BigTransfer(nn.Module):
         return self.head(F.relu(self.conv2(F.relu(self.norm1(self.conv1(x))))).mean((2, 3)))
 
 
+class HandGRU(nn.Module):
+    """A GRU by two linear layers."""
+
+    def __init__(self, wide: int = 8) -> None:
+        super().__init__()
+        self.wide = wide
+        self.x2h, self.h2h, self.fc = nn.Linear(3, 3 * wide), nn.Linear(wide, 3 * wide), nn.Linear(wide, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 1)
+        h = torch.zeros(x.size(0), self.wide, device=x.device)
+        for t in range(x.size(1)):
+            (xr, xz, xn), (hr, hz, hn) = self.x2h(x[:, t]).chunk(3, 1), self.h2h(h).chunk(3, 1)
+            z = torch.sigmoid(xz + hz)
+            h = (1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * h
+        return self.fc(h)
+
+
+class ConvLSTMCell(nn.Module):
+    """An LSTM whose gates are a convolution."""
+
+    def __init__(self, inputs: int, wide: int) -> None:
+        super().__init__()
+        self.wide, self.conv = wide, nn.Conv2d(inputs + wide, 4 * wide, 3, padding=1)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h, c = state
+        i, f, o, g = torch.split(self.conv(torch.cat([x, h], dim=1)), self.wide, dim=1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    def begin(self, many: int, height: int, width: int) -> tuple[Tensor, Tensor]:
+        zeros = torch.zeros(many, self.wide, height, width, device=self.conv.weight.device)
+        return zeros, zeros
+
+
+class Film(nn.Module):
+    """Pictures one by one, of which a cell keeps what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = ConvLSTMCell(1, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        many, pictures, height, width = x.shape
+        state = self.cell.begin(many, height, width)
+        for t in range(pictures):
+            state = self.cell(x[:, t : t + 1], state)
+        return self.head(state[0].mean((2, 3)))
+
+
+class Cells(nn.Module):
+    """Two LSTM cells one over the other, with dropout between them, over words; padding leaves the state as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.drop = nn.Embedding(3, 8, padding_idx=0), nn.Dropout(0.2)
+        self.cells, self.head = nn.ModuleList(nn.LSTMCell(8, 8) for _ in range(2)), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen, e = x != 0, self.words(x.long())
+        h, c = ([x.new_zeros(x.size(0), 8) for _ in self.cells] for _ in range(2))
+        for t in range(x.size(1)):
+            y = e[:, t]
+            for i, cell in enumerate(self.cells):
+                after, c[i] = cell(y, (h[i], c[i]))
+                h[i] = torch.where(seen[:, t : t + 1], after, h[i])
+                y = self.drop(h[i])
+        return self.head(h[-1])
+
+
+class LooksAgain(nn.Module):
+    """A cell that looks at all states of a GRU, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.cell = nn.GRU(3, 8, batch_first=True), nn.GRUCell(8, 8)
+        self.score, self.head = nn.Linear(16, 1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.encoder(x.transpose(1, 2))
+        h = torch.zeros_like(states[:, 0])
+        for _ in range(2):
+            beside = torch.cat([states, h.unsqueeze(1).expand(-1, states.size(1), -1)], -1)
+            h = self.cell((F.softmax(self.score(beside), 1) * states).sum(1), h)
+        return self.head(h)
+
+
 class GPT(nn.Module):
     """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
 
@@ -774,6 +862,10 @@ NETS = {
     "generalized mean": (IMAGE, GeM),
     "annotated": ((3, 12), Annotated),
     "cosine head": ((3, 12), Compared),
+    "gru by hand": ((3, 12), HandGRU),
+    "lstm of convolutions": ((3, 6, 6), Film),
+    "cells": ((5,), Cells),
+    "looks again": ((3, 12), LooksAgain),
     "learned graph": ((3, 12), Graph),
     "learned filters": ((3, 12), Sinc),
     "standardized weights": (IMAGE, BigTransfer),

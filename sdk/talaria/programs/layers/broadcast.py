@@ -217,6 +217,21 @@ def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[
     return x, chained(*ways) if ways else lambda g, wanted: [g]
 
 
+def stacked(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map, Pullback]:
+    """Maps of one shape along a new dimension behind the batch, as torch.stack has them."""
+    axis = dim % (2 + len(sizes(given[0])))
+    if axis == 0:
+        raise refused(layer, "puts maps one behind the other before the batch", "use torch.stack(maps, dim=1)")
+    apart = [unsqueezed(step, layer, x, axis) for x in given]
+    y, back = beside(step, layer, [one for one, _ in apart], axis)
+
+    def turned(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slopes = zip(back(g, wanted), apart, strict=True)
+        return [None if slope is None else way(slope, [True])[0] for slope, (_, way) in slopes]
+
+    return y, turned
+
+
 def beside(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map, Pullback]:
     """Maps side by side along a dimension behind the batch, as torch.cat has them."""
     draft, wide = step.draft, [list(sizes(x)) for x in given]

@@ -50,13 +50,6 @@ class Batch:
 BATCH = Batch()
 
 
-class Zeros:
-    """Zeros for each sample, which recurrent layers begin with in any case."""
-
-
-ZEROS = Zeros()
-
-
 def _axis(x: Map, axis: int) -> int:
     return axis % (1 + len(sizes(x)))
 

@@ -76,9 +76,6 @@ RECURRENT = tuple(recurrent.CELLS)
 
 MENDS: Mapping[type[Module], str] = {
     nn.EmbeddingBag: "use Embedding, and a mean over the length",
-    nn.RNNCell: "use RNN over the whole sequence",
-    nn.GRUCell: "use GRU over the whole sequence",
-    nn.LSTMCell: "use LSTM over the whole sequence",
     nn.Transformer: "use TransformerEncoder",
 }
 """What to use instead, where that is known."""
@@ -116,12 +113,43 @@ def _encoder(own: Any, x: Any, mask: Any = None, src_key_padding_mask: Any = Non
     return x if own.norm is None else own.norm(x)
 
 
+def _sums(own: Any, x: Any, h: Any) -> tuple[Any, Any]:
+    """What a cell makes of its input and of its state before they meet."""
+    h = x.new_zeros(x.shape[0], own.hidden_size) if h is None else h
+    return F.linear(x, own.weight_ih, own.bias_ih), F.linear(h, own.weight_hh, own.bias_hh)
+
+
+def _rnn_cell(own: Any, x: Any, hx: Any = None) -> Any:
+    given, before = _sums(own, x, hx)
+    return torch.tanh(given + before) if own.nonlinearity == "tanh" else torch.relu(given + before)
+
+
+def _gru_cell(own: Any, x: Any, hx: Any = None) -> Any:
+    given, before = _sums(own, x, hx)
+    (r, z, n), (r_before, z_before, n_before) = (one.chunk(3, -1) for one in (given, before))
+    n = torch.tanh(n + torch.sigmoid(r + r_before) * n_before)
+    z = torch.sigmoid(z + z_before)
+    return n - z * n if hx is None else n + z * (hx - n)
+
+
+def _lstm_cell(own: Any, x: Any, hx: Any = None) -> Any:
+    h, c = (None, None) if hx is None else hx
+    given, before = _sums(own, x, h)
+    i, f, g, o = (given + before).chunk(4, -1)
+    kept = torch.sigmoid(i) * torch.tanh(g)
+    c = kept if c is None else torch.sigmoid(f) * c + kept
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
 def _alike(own: Any, x1: Any, x2: Any) -> Any:
     return F.cosine_similarity(x1, x2, own.dim, own.eps)
 
 
 PASSES: Mapping[type[Module], Callable[..., Any]] = {
     nn.CosineSimilarity: _alike,
+    nn.RNNCell: _rnn_cell,
+    nn.GRUCell: _gru_cell,
+    nn.LSTMCell: _lstm_cell,
     nn.TransformerEncoderLayer: _encoder_layer,
     nn.TransformerEncoder: _encoder,
 }
