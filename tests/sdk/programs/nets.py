@@ -846,6 +846,25 @@ class Chosen(nn.Module):
         return self.head((y + torch.maximum(two, torch.zeros_like(two))).mean(-1))
 
 
+class Again(nn.Module):
+    """A layer over sequences of six channels that is called three times in one pass."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.below, self.layer, self.head = nn.Linear(3, 6), layer, nn.Linear(6, 4)
+
+    shape = (3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.below(x.transpose(1, 2))
+        for _ in range(3):
+            if isinstance(self.layer, nn.Sequential):
+                x = x + self.layer(x)
+            else:
+                x = x + self.layer(*[x] * (3 if isinstance(self.layer, nn.MultiheadAttention) else 1))[0]
+        return self.head(x.mean(1))
+
+
 class Strided(nn.Module):
     """Some places of each dimension, and dimensions from their end to their beginning."""
 
@@ -1012,6 +1031,13 @@ NETS = {
         for kind, ways in ((nn.GRUCell, ("zeros", "learned", "none")), (nn.LSTMCell, ("new", "several", "none")))
         for how in ways
     },
+    "dropout_again": (
+        Again.shape, lambda: Again(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh(), nn.Dropout1d(0.3)))
+    ),
+    "dropout_in_attention_again": (
+        Again.shape, lambda: Again(nn.MultiheadAttention(6, 2, dropout=0.3, batch_first=True))
+    ),
+    "dropout_in_gru_again": (Again.shape, lambda: Again(nn.GRU(6, 6, 3, dropout=0.3, batch_first=True))),
     "RNNCell_zeros": (Stepped.shape, lambda: Stepped(nn.RNNCell, "zeros", bias=False)),
     "RNNCell_none": (Stepped.shape, lambda: Stepped(nn.RNNCell, "none", nonlinearity="relu")),
     "chosen": (LINE, Chosen),

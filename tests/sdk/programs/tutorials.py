@@ -737,6 +737,32 @@ class LooksAgain(nn.Module):
         return self.head(h)
 
 
+class Residue(nn.Module):
+    """A block with dropout by a function and by a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.drop = nn.Linear(8, 8), nn.Linear(8, 8), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(self.two(F.dropout(F.relu(self.one(x)), 0.3, training=self.training)))
+
+
+class Shared(nn.Module):
+    """Blocks that are called again and again: torch's own, and one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.own, self.head = nn.Linear(3, 8), Residue(), nn.Linear(8, 4)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.transpose(1, 2))
+        for _ in range(2):
+            x = self.own(self.layer(x))
+        return self.head(x.mean(1))
+
+
 class GPT(nn.Module):
     """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
 
@@ -862,6 +888,7 @@ NETS = {
     "generalized mean": (IMAGE, GeM),
     "annotated": ((3, 12), Annotated),
     "cosine head": ((3, 12), Compared),
+    "shared blocks": ((3, 12), Shared),
     "gru by hand": ((3, 12), HandGRU),
     "lstm of convolutions": ((3, 6, 6), Film),
     "cells": ((5,), Cells),
