@@ -4,7 +4,7 @@ shape, a number, a parameter, several values of which others take one."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -16,7 +16,7 @@ from torch.nn import Embedding, Identity, Module, MultiheadAttention
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
-from talaria.programs.layers.alone import passed, turned
+from talaria.programs.layers.alone import looked_up, passed, turned
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside, cut, stacked
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
@@ -108,6 +108,10 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         layer, own = str(node.target), module.get_submodule(str(node.target))
         if type(own) is Embedding and read and isinstance(held[read[0]], Places):
             return held[read[0]].rows(layer, own)
+        if type(own) is Embedding and read and isinstance(at := held[read[0]], torch.Tensor):
+            found = _tried(node, lambda: looked_up(layer, own, at))
+            if found is not None:
+                return found
         if read and isinstance(held[read[0]], Weight) and (found := passed(layer, own, held[read[0]])) is not None:
             return found
         given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
@@ -193,7 +197,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     leaves = _nodes([*args, *named.values()])
     if any(isinstance(one, torch.Tensor) for one in leaves) and not any(isinstance(one, _FOLLOWED) for one in leaves):
         return _worked_out(node, args, named)
-    args = tuple(_held(node.name, one) for one in args)
+    if name not in ("getitem", "index_select"):
+        args = tuple(_held(node.name, one) for one in args)
     named = {key: _held(node.name, one) for key, one in named.items()}
     first = args[0] if args else None
     empty = _zeros(step, node, args, named)
@@ -361,11 +366,15 @@ def _of_weight(node: fx.Node, weight: Weight, args: tuple[Any, ...], named: dict
     name, rest = getattr(target, "__name__", str(target)), args[1:]
     if args[:1] == (weight,) and (name == "size" or (name == "getattr" and rest == ("shape",))):
         return weight.shape[rest[0]] if name == "size" and rest else weight.shape
+    return _tried(node, lambda: turned(target, args, named), f"takes {name}{rest!r} of a parameter of {weight.shape}")
+
+
+def _tried(node: fx.Node, do: Callable[[], Any], what: str = "looks up rows") -> Any:
+    """What ``do`` gives; a refusal where it raises what torch raises."""
     try:
-        return turned(target, args, named)
+        return do()
     except (IndexError, RuntimeError, TypeError, ValueError) as why:
-        what = f"takes {name}{rest!r} of a parameter of {weight.shape} ({str(why)[:60]})"
-        raise refused(node.name, what, "take pieces that there are") from None
+        raise refused(node.name, f"{what} ({str(why)[:60]})"[:200], "take pieces that there are") from None
 
 
 EXTREMES = {torch.max: largest, "max": largest, torch.min: smallest, "min": smallest}

@@ -196,8 +196,8 @@ def _padded(made: _Made, node: Node, out: str) -> str:
 
 def _scattered(made: _Made, node: Node, out: str) -> str:
     table, at, rows = node.inputs
-    none = made.op("Expand", made.number(0.0), made.draft.ints(*made.shapes[table]))
-    return made.op("ScatterND", made.moved.get(table) or none, made.value[at], made.ways(rows), reduction="add")
+    none = made.moved.get(table) or made.value[table]  # which is zeros, as programs have it
+    return made.op("ScatterND", none, made.value[at], made.ways(rows), reduction="add")
 
 
 def _shares(made: _Made, node: Node, out: str) -> str:

@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.inside import Inside
-from talaria.programs.layers.table import PASSES, rule_of
+from talaria.programs.layers.table import pass_of, rule_of
 
 MANY = 9973
 """What ``len(x)`` is for a batch: Python wants a number there. No layer is as wide, and what would be is measured."""
@@ -53,7 +53,7 @@ class Tracer(fx.Tracer):
         """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
         if self._answering:
             return forward(*args, **kwargs)
-        plain = PASSES.get(type(m))
+        plain = pass_of(m)
         forward = forward if plain is None else partial(plain, m)
         name, found = self.path_of_module(m), super().call_module(m, forward, args, kwargs)
         if args and isinstance(args[0], fx.Proxy):
@@ -64,7 +64,7 @@ class Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
-        if type(m) in PASSES:
+        if pass_of(m) is not None:
             return False
         return rule_of(m) is not None or isinstance(m, Inside) or super().is_leaf_module(m, module_qualified_name)
 

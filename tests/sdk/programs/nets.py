@@ -846,6 +846,40 @@ class Chosen(nn.Module):
         return self.head((y + torch.maximum(two, torch.zeros_like(two))).mean(-1))
 
 
+class Ordered(nn.Module):
+    """Rows of tables by whole numbers that are the same for each sample, channels in an order, and lines that turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head, self.far = nn.Conv1d(3, 8, 3), nn.Linear(8, 4), nn.Embedding(9, 2)
+        self.rows, self.more = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(8, 6))
+        self.register_buffer("order", torch.tensor([3, 1, 0, 2, 7, -1, 5, 3]))
+        self.register_buffer("named", torch.tensor([[0, 0, 2, 4, 1], [1, 3, 2, 2, 0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.roll(torch.tanh(self.one(x))[:, self.order], shifts=(3, -2), dims=(2, 1)).roll(-2, -1)
+        x = x.transpose(1, 2) + self.rows.tanh()[self.named.view(-1)]
+        x = x * torch.index_select(self.more, 1, self.named[0]).repeat(1, 1).mean(1)
+        at = torch.arange(10)
+        far = self.far((at[None] - at[:, None]).clamp(-4, 4) + 4).permute(2, 0, 1).softmax(-1)
+        return self.head((far[0] @ x + x.flip(2) * far[1].mean(0)[:, None]).mean(1))
+
+
+def swin(size: int = 16, window: int = 2, **options: object) -> nn.Module:
+    """torchvision's Swin transformer, small, whose tables of positions say something."""
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    net = SwinTransformer(
+        patch_size=[2, 2], embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=[window, window], num_classes=4,
+        **{"stochastic_depth_prob": 0.0, **options},
+    )  # fmt: skip
+    for key, weight in net.named_parameters():
+        if key.endswith("bias_table"):
+            nn.init.normal_(weight)
+    net.shape = (3, size, size)
+    return net
+
+
 class Again(nn.Module):
     """A layer over sequences of six channels that is called three times in one pass."""
 
@@ -1038,6 +1072,10 @@ NETS = {
         Again.shape, lambda: Again(nn.MultiheadAttention(6, 2, dropout=0.3, batch_first=True))
     ),
     "dropout_in_gru_again": (Again.shape, lambda: Again(nn.GRU(6, 6, 3, dropout=0.3, batch_first=True))),
+    "ordered": (LINE, Ordered),
+    "swin": ((3, 16, 16), swin),
+    "swin_of_odd_windows": ((3, 14, 14), lambda: swin(14, 3)),
+    "stochastic_depth_in_swin": ((3, 12, 12), lambda: swin(12, 4, stochastic_depth_prob=0.3)),
     "RNNCell_zeros": (Stepped.shape, lambda: Stepped(nn.RNNCell, "zeros", bias=False)),
     "RNNCell_none": (Stepped.shape, lambda: Stepped(nn.RNNCell, "none", nonlinearity="relu")),
     "chosen": (LINE, Chosen),

@@ -128,6 +128,7 @@ def _convnext():
         (nets.Extremes, ["one"]),
         (nets.Equalized, ["one", "two", "fc"]),
         (nets.Ranged, ["one"]),
+        (nets.swin, [f"features.{at}.mlp.0" for at in ("1.0", "1.1", "3.0")]),
         (_convnext, [f"features.{stage}.{block}.block.3" for stage, block in ((1, 0), (3, 0), (3, 1))]),
         (nets.Highest, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),

@@ -763,6 +763,29 @@ class Shared(nn.Module):
         return self.head(x.mean(1))
 
 
+class Window(nn.Module):
+    """Attention over a window of a picture, biased by how far two places are apart, as Swin has it."""
+
+    def __init__(self, side: int = 4, wide: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, (wide // heads) ** -0.5
+        self.relative_position_bias_table = nn.Parameter(torch.randn((2 * side - 1) ** 2, heads) * 0.02)
+        coords = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")).flatten(1)
+        far = (coords[:, :, None] - coords[:, None, :]).permute(1, 2, 0) + side - 1
+        self.register_buffer("relative_position_index", far[..., 0] * (2 * side - 1) + far[..., 1])
+        self.embed, self.qkv, self.proj = nn.Conv2d(1, wide, 2, 2), nn.Linear(wide, 3 * wide), nn.Linear(wide, wide)
+        self.norm, self.head = nn.LayerNorm(wide), nn.Linear(wide, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        b, n, c = x.shape
+        q, k, v = self.qkv(self.norm(x)).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(n, n, -1)
+        attn = (q * self.scale) @ k.transpose(-2, -1) + bias.permute(2, 0, 1).contiguous().unsqueeze(0)
+        x = x + self.proj((attn.softmax(dim=-1) @ v).transpose(1, 2).reshape(b, n, c))
+        return self.head(x.mean(1))
+
+
 class GPT(nn.Module):
     """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
 
@@ -888,6 +911,7 @@ NETS = {
     "generalized mean": (IMAGE, GeM),
     "annotated": ((3, 12), Annotated),
     "cosine head": ((3, 12), Compared),
+    "window": (IMAGE, Window),
     "shared blocks": ((3, 12), Shared),
     "gru by hand": ((3, 12), HandGRU),
     "lstm of convolutions": ((3, 6, 6), Film),

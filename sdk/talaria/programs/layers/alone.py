@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.nn import Linear, Module
+from torch.nn import Embedding, Linear, Module
 from torch.nn import functional as F
 
 from talaria.programs.layers import combined
@@ -18,6 +18,7 @@ from talaria.programs.layers.activation import FUNCTIONS, OF, Of
 from talaria.programs.layers.elementwise import EACH, between, negated, over, plus, times, to_the
 from talaria.programs.layers.lengths import rooted, unit
 from talaria.programs.layers.parameters import Weight, stored
+from talaria.programs.layers.rows import Rows
 from talaria.programs.layers.sequence import Dims
 from talaria.programs.layers.shares import shared
 
@@ -35,6 +36,12 @@ def passed(layer: str, own: Module, weight: Weight) -> Weight | None:
     rows = weight.turned("reshape", (-1, weight.shape[-1]))
     found = combined.product(rows, matrix).turned("reshape", (*weight.shape[:-1], own.out_features))
     return found if own.bias is None else combined.of_two("Add", found, stored(layer, "bias", own))
+
+
+def looked_up(layer: str, own: Embedding, places: torch.Tensor) -> Weight | None:
+    """The rows of a table at whole numbers that are the same for each sample; None of a table with options."""
+    plain = own.padding_idx is None and not (own.max_norm or own.scale_grad_by_freq or own.sparse)
+    return stored(layer, "weight", own).turned("rows", Rows.of(places, own.num_embeddings)) if plain else None
 
 
 def turned(target: _Target, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -73,13 +80,20 @@ def _moved(name: str, weight: Weight, args: Sequence[Any], named: Mapping[str, A
     like = torch.empty(weight.shape, device="meta")
     if name in ("to", "contiguous", "float", "type_as", "clone"):
         return weight if weight.dtype.is_floating_point and torch.float64 not in args else None
+    if name == "getitem" and isinstance(args[0], torch.Tensor):
+        return weight.turned("rows", Rows.of(args[0], weight.shape[0]))
+    if name == "index_select":
+        axis = range(like.dim())[args[0]]
+        order = [axis, *(i for i in range(like.dim()) if i != axis)]
+        rows = weight.turned("permute", tuple(order)).turned("rows", Rows.of(args[1], weight.shape[axis]))
+        return rows.turned("permute", tuple(order.index(i) for i in range(like.dim())))
     if name == "getitem":
         return weight.turned("index", args[0])
     if name in ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"):
         return weight.turned("reshape", tuple(getattr(like, name)(*args, **named).shape))
     if name in ("permute", "transpose", "swapaxes", "t"):
-        order = torch.empty(list(range(2, 2 + like.dim())), device="meta")  # each size tells its place
-        return weight.turned("permute", tuple(n - 2 for n in getattr(order, name)(*args, **named).shape))
+        sizes = torch.empty(list(range(2, 2 + like.dim())), device="meta")  # each tells its place
+        return weight.turned("permute", tuple(n - 2 for n in getattr(sizes, name)(*args, **named).shape))
     if name in ("expand", "repeat") and all(type(one) is int for one in _flat(args)) and not named:
         if name == "repeat" and any(n != 1 != own for own, n in _ends(weight.shape, _flat(args))):
             raise ValueError("repeat dimensions of size 1")

@@ -11,8 +11,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+from torch import Tensor
+
 from talaria.programs.graph import Draft, Size, added
 from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
+from talaria.programs.layers.rows import chosen
 from talaria.programs.layers.sequence import closed, filled, opened, picked, shaped, sizes, without
 
 
@@ -173,6 +176,36 @@ def flipped(step: Step, layer: str, x: Map, *given: Any, dims: Sequence[int] = (
     return y, lambda g, wanted: [closed(step, turned(opened(step, g, out)), x)]
 
 
+def rolled(
+    step: Step, layer: str, x: Map, shifts: int | Sequence[int], dims: int | Sequence[int]
+) -> tuple[Map, Pullback]:
+    """Some dimensions behind the batch turned by so many places, of which those at the end come first."""
+    pairs = zip(*([one] if isinstance(one, int) else one for one in (shifts, dims)), strict=True)
+    ways = list[Pullback]()
+    for by, dim in pairs:
+        x, way = _rolled(step, layer, x, by, dim % (1 + len(sizes(x))))
+        ways.append(way)
+    return x, chained(*ways)
+
+
+def _rolled(step: Step, layer: str, x: Map, by: int, axis: int) -> tuple[Map, Pullback]:
+    size = 0 if axis == 0 else step.known(sizes(x)[axis - 1])
+    if size == 0:
+        raise refused(layer, "turns the batch", "turn dimensions behind it")
+    at = -by % size
+    if at == 0:
+        return x, lambda g, wanted: [g]
+    (end, of_end), (start, of_start) = (cut(step, layer, x, axis, one) for one in (slice(at, size), slice(0, at)))
+    y, back = beside(step, layer, [end, start], axis)
+
+    def turned(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slopes = zip((of_end, of_start), back(g, [True, True]), strict=True)
+        found = [one for way, slope in slopes if slope is not None for one in way(slope, [True])]
+        return [step.draft.total([one for one in found if one is not None])]
+
+    return y, turned
+
+
 def _cut(step: Step, layer: str, size: Size, places: range) -> tuple[Size, Size, Size]:
     """What lies before these places of a size, at them, and behind them."""
     if isinstance(size, int):
@@ -204,6 +237,8 @@ def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[
     for one in full:
         if one is None:
             x, way = unsqueezed(step, layer, x, axis)
+        elif isinstance(one, Tensor):
+            x, way = chosen(step, layer, x, axis, one)
         elif isinstance(one, bool) or not isinstance(one, int | slice):
             raise refused(layer, f"takes {index!r}"[:120], "take numbers and pieces, as in x[:, -1, 2:5]")
         elif isinstance(one, int):
@@ -211,7 +246,7 @@ def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[
         elif one != slice(None):
             x, way = cut(step, layer, x, axis, one)
         axis += not isinstance(one, int)
-        if one != slice(None):
+        if not isinstance(one, slice) or one != slice(None):
             ways.append(way)
 
     return x, chained(*ways) if ways else lambda g, wanted: [g]

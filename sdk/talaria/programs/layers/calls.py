@@ -16,7 +16,7 @@ from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
 from talaria.programs.layers import activation, arithmetic, lengths, plumbing, pooling, projection, sample_norm
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, refused
-from talaria.programs.layers.broadcast import cut, flipped, indexed, stretched, unsqueezed
+from talaria.programs.layers.broadcast import cut, flipped, indexed, rolled, stretched, unsqueezed
 from talaria.programs.layers.deviations import deviation, variance
 from talaria.programs.layers.einsum import einsum
 from talaria.programs.layers.glu import glu
@@ -351,6 +351,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), matmul),
     operator.getitem: _item,
     **dict.fromkeys((torch.flip, "flip"), flipped),
+    **dict.fromkeys((torch.roll, "roll"), rolled),
     **dict.fromkeys((torch.sum, "sum"), _sum),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), arithmetic.clamp),

@@ -16,6 +16,7 @@ from talaria.programs.graph import Draft, Size
 from talaria.programs.layers.activation import Of, Slope
 from talaria.programs.layers.base import Map, Pullback, Step, chained, key, no_way_back, refused
 from talaria.programs.layers.broadcast import BEYOND, of_extreme, stretched
+from talaria.programs.layers.rows import scattered
 from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
 
 
@@ -105,7 +106,7 @@ class Stored:
 class Weight:
     """What comes of a ``source`` by ``turns``, which are what the forward pass did to it before it met a map: each a
     kind (``index``, ``reshape``, ``permute`` or ``expand``) and what Tensor's method takes, ``sum`` or ``mean`` with
-    the dimensions and whether these are kept, or ``each`` and a function of its values."""
+    the dimensions and whether these are kept, ``rows`` and which these are, ``each`` and a function of its values."""
 
     source: Source
     turns: tuple[tuple[str, Any], ...] = ()
@@ -170,6 +171,9 @@ class Weight:
                 value = draft.transpose(value, *how)
             elif turn == "expand":
                 value = draft.op("Expand", value, draft.ints(*how))
+            elif turn == "rows":
+                value = draft.op("Gather", value, draft.ints(*how.places), axis=0)
+                value = draft.reshape(value, *how.shape, *shape[1:])
             elif turn in _TOTALS:
                 axes, keep = how
                 value = getattr(draft, turn)(value, *axes, keep=keep)
@@ -193,6 +197,8 @@ class Weight:
                 g = draft.transpose(g, *(list(how).index(i) for i in range(len(how))))
             elif turn == "expand":
                 g = shrunk(draft, g, how, shape)
+            elif turn == "rows":
+                g = scattered(draft, draft.reshape(g, -1, *shape[1:]), how.places, draft.ints(*shape))
             elif turn in _TOTALS:
                 g = _spread(draft, g, turn, how, before, shape)
             elif turn == "reshape":
@@ -215,13 +221,15 @@ class Weight:
         return tuple(_turned(torch.empty(tuple(shape), device="meta"), kind, how).shape)
 
 
-_MOVES, _TOTALS = ("index", "reshape", "permute", "expand"), ("sum", "mean")
+_MOVES, _TOTALS = ("index", "reshape", "permute", "expand", "rows"), ("sum", "mean")
 
 
 def _turned(tensor: Tensor, kind: str, how: Any) -> Tensor:
     if kind in _TOTALS:
         total: Tensor = getattr(tensor, kind)(*how)
         return total
+    if kind == "rows":
+        return tensor[torch.tensor(how.places).view(how.shape)]
     moved: Tensor = tensor[how] if kind == "index" else getattr(tensor, kind)(how)
     return moved
 

@@ -31,6 +31,7 @@ from talaria.programs.layers import (
     resizing,
     sample_norm,
     shares,
+    swin,
 )
 from talaria.programs.layers.base import Rule
 from talaria.programs.layers.parameters import Weight
@@ -155,6 +156,12 @@ PASSES: Mapping[type[Module], Callable[..., Any]] = {
 }
 """The plain pass of modules of torch's own that are looked into."""
 
+NAMED_PASSES: Mapping[str, Callable[..., Any]] = {
+    "torchvision.models.swin_transformer.ShiftedWindowAttention": swin.attention,
+    "torchvision.models.swin_transformer.PatchMerging": swin.merging,
+}
+"""Likewise by the full name of a module's type, where its package may be missing."""
+
 NAMED: Mapping[str, Rule] = {"torchvision.ops.stochastic_depth.StochasticDepth": plumbing.stochastic_depth}
 """By the full name of a module's type, where its package may be missing."""
 
@@ -196,10 +203,19 @@ def states_in(form: recurrent.Form) -> Rule:
     return on_rows(partial(recurrent.states, form=form))
 
 
+def pass_of(module: Module) -> Callable[..., Any] | None:
+    """The plain pass of a module that is looked into in place of its own; None of any other."""
+    return PASSES.get(type(module)) or NAMED_PASSES.get(_full_name(type(module)))
+
+
+def _full_name(kind: type[Module]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def rule_of(module: Module) -> Rule | None:
     """The rule of a module, or None where it has none."""
     kind = type(module)
     if is_weight_normed(module):
         plain = kind.__mro__[1]  # before it was parametrized
         return weight_normed(LAYERS[plain]) if plain in WEIGHING else None
-    return LAYERS.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
+    return LAYERS.get(kind) or NAMED.get(_full_name(kind))
