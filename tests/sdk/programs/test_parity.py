@@ -157,7 +157,7 @@ def test_what_a_mask_takes_its_program_takes_too(make, groups, count):
     feed = {"x": x, "y": y, "lr": np.array(0.05, np.float32)}
     feed |= {f"weight/{k}": v for k, v in weights.items()} | {f"momentum/{k}": v for k, v in momentum.items()}
     exact, plain = (reference.step(module, Recipe(), None, feed, kind) for kind in (torch.float64, torch.float32))
-    found = {f"next/weight/{k}": state[k] for k in weights}
+    found = {f"next/weight/{k}": state[k] for k in weights if f"next/weight/{k}" in exact}  # tables of numbers stay
     exact, plain = ({k: one[k] for k in found} for one in (exact, plain))
     assert vector.distance(found, exact) <= 4 * vector.distance(plain, exact) + 2**-23
 
