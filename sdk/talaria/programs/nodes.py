@@ -162,6 +162,8 @@ def _held(layer: str, one: Any) -> Any:
         return one
     if one.dim() == 0:
         return one.item()
+    if one.dtype in (torch.int64, torch.int32):  # which beside float32 is float32
+        return fixed(one.float())
     if one.dtype not in (torch.float32, torch.bool):
         raise refused(layer, f"reads a tensor of {one.dtype}", "make it an nn.Parameter or a buffer of float32")
     return fixed(one)

@@ -186,6 +186,16 @@ class _Value(fx.Proxy):
         return self.size()
 
     @property
+    def T(self) -> Any:  # noqa: N802 - as torch has it
+        """With its dimensions the other way round."""
+        return self.permute(*range(len(self.shape))[::-1])
+
+    @property
+    def mT(self) -> Any:  # noqa: N802
+        """With its last two dimensions in each other's place."""
+        return self.transpose(-2, -1)
+
+    @property
     def device(self) -> torch.device:
         """As of a tensor."""
         return torch.device("cpu")

@@ -853,6 +853,8 @@ class Ordered(nn.Module):
         super().__init__()
         self.one, self.head, self.far = nn.Conv1d(3, 8, 3), nn.Linear(8, 4), nn.Embedding(9, 2)
         self.rows, self.more = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(8, 6))
+        self.register_buffer("steep", torch.tensor([0.5, 0.25]).view(2, 1, 1))
+        self.turn = nn.Parameter(torch.randn(8, 8))
         self.register_buffer("order", torch.tensor([3, 1, 0, 2, 7, -1, 5, 3]))
         self.register_buffer("named", torch.tensor([[0, 0, 2, 4, 1], [1, 3, 2, 2, 0]]))
 
@@ -861,7 +863,9 @@ class Ordered(nn.Module):
         x = x.transpose(1, 2) + self.rows.tanh()[self.named.view(-1)]
         x = x * torch.index_select(self.more, 1, self.named[0]).repeat(1, 1).mean(1)
         at = torch.arange(10)
-        far = self.far((at[None] - at[:, None]).clamp(-4, 4) + 4).permute(2, 0, 1).softmax(-1)
+        far = self.far((at[None] - at[:, None]).clamp(-4, 4) + 4).permute(2, 0, 1)
+        far = (far - self.steep * (at[None] - at[:, None]).abs()).softmax(-1)
+        x = x.mT.mT @ self.turn.T
         return self.head((far[0] @ x + x.flip(2) * far[1].mean(0)[:, None]).mean(1))
 
 

@@ -225,7 +225,7 @@ def late(x):
         (lambda: Odd(lambda x: torch.softmax(x, 0)), "dim=-1"),
         (lambda: Odd(lambda x: x.chunk(2, 0)[0]), r"chunk\(2, 0\), which has no rule"),
         (lambda: Odd(lambda x: x + torch.ones(4, 12)), r"adds a tensor of \(4, 12\)"),
-        (lambda: Odd(lambda x: x + 2 * torch.arange(12)), "of torch.int64"),
+        (lambda: Odd(lambda x: x + 2 * torch.arange(12).double()), "of torch.float64"),
         (lambda: nets.maps(first(), Placed(5), wide=36), "looks up .* in 5 rows"),
         (lambda: Odd(lambda x: x.expand(x.shape[0], 6, 12)), "stretches"),
         (lambda: Odd(lambda x: x.repeat(1, 2, 1)), "repeats"),
