@@ -48,7 +48,7 @@ function shapeOf({ inputMetadata }, wanted, state) {
     if (size in widths) return widths[size];
     const each = (one) => {
       const at = one.lastIndexOf("*");
-      return one in widths ? widths[one] : one[0] === "#" ? +one.slice(1) : widths[one.slice(0, at)] * one.slice(at + 1);
+      return one in widths ? widths[one] : one[0] === "#" ? +one.slice(1) : Math.round(widths[one.slice(0, at)] * one.slice(at + 1));
     };
     return size.split("+").reduce((sum, one) => sum + each(one), 0);
   });

@@ -884,6 +884,21 @@ def swin(size: int = 16, window: int = 2, **options: object) -> nn.Module:
     return net
 
 
+class Styled(nn.Module):
+    """Channels scaled and shifted by halves of what a line reads of them: a mask takes alike in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.style = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3), nn.Linear(16, 32)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.one(x))
+        gamma, beta = self.style(x.mean(-1)).chunk(2, dim=1)
+        x = (1 + gamma[:, :, None]) * self.two(x) + beta.unsqueeze(-1)
+        return self.head(torch.tanh(x).mean(-1))
+
+
 class Again(nn.Module):
     """A layer over sequences of six channels that is called three times in one pass."""
 
@@ -1076,6 +1091,7 @@ NETS = {
         Again.shape, lambda: Again(nn.MultiheadAttention(6, 2, dropout=0.3, batch_first=True))
     ),
     "dropout_in_gru_again": (Again.shape, lambda: Again(nn.GRU(6, 6, 3, dropout=0.3, batch_first=True))),
+    "styled": (LINE, Styled),
     "ordered": (LINE, Ordered),
     "swin": ((3, 16, 16), swin),
     "swin_of_odd_windows": ((3, 14, 14), lambda: swin(14, 3)),

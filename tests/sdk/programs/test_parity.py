@@ -126,6 +126,7 @@ def _convnext():
         (nets.Lines, ["one", "two"]),
         (nets.Instances, ["one", "two"]),
         (nets.Extremes, ["one"]),
+        (nets.Styled, ["one", "two"]),
         (nets.Equalized, ["one", "two", "fc"]),
         (nets.Ranged, ["one"]),
         (nets.swin, [f"features.{at}.mlp.0" for at in ("1.0", "1.1", "3.0")]),

@@ -186,6 +186,9 @@ def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pu
     each, place = wide // many, place % many
     if "+" in str(sizes(x)[-1]):
         return cut(step, layer, x, axis, slice(place * each, (place + 1) * each))
+    label = step.held(sizes(x)[-1])
+    if isinstance(label, str) and "*" not in label:
+        return _share(step, layer, x, label, many, place)
     rest: list[Size] = [*sizes(x)[:-1], each]
     out = shaped(step, layer, rest)
     ends = (draft.ints(n) for n in (place * each, (place + 1) * each, axis, 1))
@@ -196,6 +199,24 @@ def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pu
         low[axis], high[axis] = place * each, wide - (place + 1) * each
         whole = draft.op("Pad", opened(step, g, out), draft.ints(*low, *high), draft.constant(0.0))
         return [closed(step, whole, x)]
+
+    return y, back
+
+
+def _share(step: Step, layer: str, x: Map, label: str, many: int, place: int) -> tuple[Map, Pullback]:
+    """One of ``many`` equal parts of a width at the end from which a mask takes alike in each."""
+    draft, before = step.draft, (0,) * len(sizes(x))
+    out, axis = shaped(step, layer, [*sizes(x)[:-1], f"{label}*{1 / many}"]), len(before)
+    parts = draft.reshape(opened(step, x.value, x), *before, many, -1)
+    piece = draft.op("Slice", parts, *(draft.ints(n) for n in (place, place + 1, axis, 1)))
+    y = filled(step, draft.reshape(piece, *before, -1), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        low, high = [0] * (2 + axis), [0] * (2 + axis)
+        low[axis], high[axis] = place, many - 1 - place
+        slope = draft.op("Unsqueeze", opened(step, g, out), draft.ints(axis))
+        whole = draft.op("Pad", slope, draft.ints(*low, *high), draft.constant(0.0))
+        return [closed(step, draft.reshape(whole, *before, -1), x)]
 
     return y, back
 
