@@ -48,7 +48,7 @@ function shapeOf({ inputMetadata }, wanted, state) {
     if (size in widths) return widths[size];
     const each = (one) => {
       const at = one.lastIndexOf("*");
-      return one in widths ? widths[one] : one[0] === "#" ? +one.slice(1) : widths[one.slice(0, at)] * one.slice(at + 1);
+      return one in widths ? widths[one] : one[0] === "#" ? +one.slice(1) : Math.round(widths[one.slice(0, at)] * one.slice(at + 1));
     };
     return size.split("+").reduce((sum, one) => sum + each(one), 0);
   });
@@ -65,12 +65,17 @@ export async function train(program, state, samples, recipe, draws, { purpose = 
   const now = { ...state };
   const momentum = {};
   const layers = {};
+  const streams = {};
   for (const name of session.inputNames) {
     const [kind, rest] = [name.slice(0, name.indexOf("/")), name.slice(name.indexOf("/") + 1)];
     if (kind === "weight" && !now[rest]) throw new Error(`program: needs the weight ${rest}, which the state does not have`);
     if (kind === "momentum") momentum[rest] = { ...now[rest], data: new Float32Array(now[rest].data.length) };
-    if (kind === "draw" && !(rest in falls)) throw new Error(`program: it is not told how much ${rest} lets fall`);
-    if (kind === "draw") layers[rest] = { shape: shapeOf(session, name, now), draws: await draws(`${purpose}/layers/${rest}`) };
+    if (kind === "draw") {
+      const layer = rest in falls ? rest : rest.slice(0, rest.lastIndexOf("#")); // which the pass calls again: it goes on
+      if (!(layer in falls)) throw new Error(`program: it is not told how much ${rest} lets fall`);
+      streams[layer] ??= await draws(`${purpose}/layers/${layer}`);
+      layers[rest] = { shape: shapeOf(session, name, now), share: falls[layer], draws: streams[layer] };
+    }
     if (kind === "anchor" || name === "pull") throw new Error("program: it pulls, which this device does not");
   }
   const shuffled = await draws(purpose);
@@ -85,7 +90,7 @@ export async function train(program, state, samples, recipe, draws, { purpose = 
       if (name.startsWith("momentum/")) feeds[name] = toOrt(program, momentum[rest]);
       if (name.startsWith("draw/")) {
         const shape = [index.length, ...layers[rest].shape];
-        feeds[name] = toOrt(program, { dtype: "F32", shape, data: kept(layers[rest].draws, falls[rest], product(shape)) });
+        feeds[name] = toOrt(program, { dtype: "F32", shape, data: kept(layers[rest].draws, layers[rest].share, product(shape)) });
       }
     }
     const found = await session.run(feeds);

@@ -178,6 +178,21 @@ test("dropout is drawn in the shape of what it drops", async () => {
   await assert.rejects(train(program, state, samples, recipe, drawn), /how much drop lets fall/);
 });
 
+test("a layer that a pass calls again draws on where it stopped", async () => {
+  const [x, w] = [{ dtype: "F32", shape: [3, 2], data: new Float32Array(6) }, { dtype: "F32", shape: [2], data: new Float32Array(2) }];
+  const inputs = { x: ["N", 2], y: ["N"], lr: [], "weight/w": [2], "draw/drop": ["N", 2], "draw/drop#2": ["N", 2] };
+  const [fed, names] = [[], Object.keys(inputs)];
+  const run = async (feeds) => (fed.push(feeds), {});
+  const session = { inputNames: names, inputMetadata: names.map((name) => ({ name, shape: inputs[name] })), run };
+  const Tensor = function (type, data) { this.data = data; };
+  const drawn = (purpose) => draws.Draws.of(1, "anna", 1, purpose);
+  const recipe = { epochs: 2, batch: 3, lr: 0.1, accumulate: 1, augment: "none" };
+  await train({ session, ort: { Tensor } }, { w }, { x, y: [0, 1, 1] }, recipe, drawn, { falls: { drop: 0.25 } });
+  const stream = await drawn("train/layers/drop");
+  const found = fed.flatMap((feeds) => [feeds["draw/drop"], feeds["draw/drop#2"]]).map(({ data }) => [...data]);
+  assert.deepEqual(found, [1, 2, 3, 4].map(() => [...draws.kept(stream, 0.25, 6)]));
+});
+
 test("samples that are not for the model are refused before anything is learned", () => {
   const file = path.join(fs.mkdtempSync(path.join(os.tmpdir(), "samples-")), "one.safetensors");
   const of = (shape, labels, fill = 0.5) => {

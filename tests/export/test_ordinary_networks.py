@@ -16,7 +16,20 @@ _nets = importlib.util.spec_from_file_location("talaria_exported_tutorials", _pa
 tutorials = importlib.util.module_from_spec(_nets)
 _nets.loader.exec_module(tutorials)
 
-NETS = ["u-net by layers", "sub-pixel", "rnn from zeros", "gpt under a mask", "named products"]
+NETS = [
+    *("u-net by layers", "sub-pixel", "rnn from zeros", "gpt under a mask", "named products"),
+    *("learned filters", "prototypes", "window", "lstm of convolutions"),
+]
+
+
+def test_a_network_that_begins_with_zeros_for_its_batch_is_told_of_all_variants(tmp_path):
+    shape, make = tutorials.NETS["gru by hand"]
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((40, *shape), np.float32)
+    labels = np.arange(40) % 4
+    found = make_bundle(tmp_path / "me.talaria", make().eval(), example=x[:1], samples=(x, labels), seconds=0)
+    assert found.ok
+    assert [one["name"] for one in found.figures["variants"]] == ["fp32", "fp16", "int8", "int8-linear"]
 
 
 @pytest.mark.parametrize("name", NETS)

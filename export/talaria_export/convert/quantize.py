@@ -171,6 +171,7 @@ def static_int8(model: ModelProto, calibration: Array, *, keep: Sequence[str], r
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
             nodes_to_exclude=list(keep),
+            extra_options=_FLOATS,
         )
         return _stripped(path)
 
@@ -188,8 +189,13 @@ def linear_int8(model: ModelProto) -> bytes:
             per_channel=True,
             reduce_range=not has_vnni(),
             weight_type=QuantType.QInt8,
+            extra_options=_FLOATS,
         )
         return _stripped(path)
+
+
+_FLOATS = {"DefaultTensorType": TensorProto.FLOAT}
+"""What a product gives where shapes are not known ahead, as those of a network that makes zeros for its batch."""
 
 
 def _layers(model: ModelProto) -> list[str]:

@@ -24,7 +24,7 @@ from talaria.programs.source import Need, Source
 from talaria.programs.training import Training
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
-from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, orders, steps_of
+from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, layer_of, orders, steps_of
 from talaria.training.engine import Objective, Pull
 from talaria.training.objectives import CrossEntropy
 from talaria.types import Recipe, Samples, Task
@@ -215,11 +215,12 @@ class _Draws:
             if isinstance(label, str)
         }
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._falls: dict[str, float] = {}
+        self._layers: dict[str, str] = {}
+        self._falls = falls
         for name in (name.removeprefix("draw/") for name in ports if name.startswith("draw/")):
-            self._falls[name] = falls[name]
+            self._layers[name] = layer_of(name, falls)
             self._shapes[name] = tuple(size_of(label, sizes) for label in ports[f"draw/{name}"].shape[1:])
-        self._streams = {name: layer_draws(task, purpose, name) for name in self._shapes}
+        self._streams = {layer: layer_draws(task, purpose, layer) for layer in self._layers.values()}
 
     def copy(self) -> _Draws:
         """The same draws once more, from where these stand."""
@@ -228,9 +229,10 @@ class _Draws:
         return again
 
     def next(self, count: int) -> dict[str, Array]:
-        """The draws (N, ...) of each layer for a batch of ``count``: 0 where a value falls away, else 1/(1-p)."""
+        """The draws (N, ...) of each call for a batch of ``count``: 0 where a value falls away, else 1/(1-p)."""
         return {
-            name: kept(self._streams[name], self._falls[name], count, *shape) for name, shape in self._shapes.items()
+            name: kept(self._streams[layer], self._falls[layer], count, *self._shapes[name])
+            for name, layer in self._layers.items()
         }
 
 

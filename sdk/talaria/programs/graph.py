@@ -13,8 +13,8 @@ from talaria.tensors import Array
 Attribute = int | float | tuple[int, ...] | str
 """What an operator's attribute may be here; no tensor and no graph."""
 Size = int | str
-"""A size that is known, or one that each call decides: a name, a name times a number (a flattened map), or a sum of
-these and of ``#`` numbers (maps side by side), such as ``conv2*8+#4``: layers may be named by numbers."""
+"""A size that is known, or one that each call decides: a name, a name times a number (a flattened map, half of one), or
+a sum of these and of ``#`` numbers (maps side by side), such as ``conv2*8+#4``: layers may be named by numbers."""
 
 FLOAT, INT, BOOL = "float32", "int64", "bool"
 
@@ -23,7 +23,8 @@ MOVES = ("Flatten", "Identity", "Reshape", "Slice", "Transpose", "Unsqueeze")
 
 
 def size_of(label: Size, sizes: Mapping[str, int]) -> int:
-    """A size as a number, by the sizes of its names. Raises KeyError for a name that is not among them."""
+    """A size as a number, by the sizes of its names. Raises KeyError for a name that is not among them, ValueError for
+    what is no size."""
     if isinstance(label, int):
         return label
     if label in sizes:
@@ -33,7 +34,10 @@ def size_of(label: Size, sizes: Mapping[str, int]) -> int:
     if label.startswith("#"):
         return int(label[1:])
     name, _, factor = label.rpartition("*")
-    return sizes[name] * int(factor)
+    size = sizes[name] * float(factor)
+    if not 0 < size < 2**53:
+        raise ValueError(f"{label[:40]!r} is no size")
+    return round(size)
 
 
 def times(label: Size, factor: int) -> Size:
@@ -49,7 +53,10 @@ def _each(one: str, factor: int) -> str:
     if one.startswith("#"):
         return f"#{int(one[1:]) * factor}"
     name, star, before = one.rpartition("*")
-    return f"{name}*{int(before) * factor}" if star else f"{one}*{factor}"
+    if not star:
+        return f"{one}*{factor}"
+    many = float(before) * factor
+    return f"{name}*{round(many) if many.is_integer() else many}"
 
 
 def added(labels: Sequence[Size]) -> Size:

@@ -47,7 +47,7 @@ class Lookups:
         makers = {name: node for node in self.graph.nodes for name in node.outputs}
         found = dict[Lookup, None]()
         for node in self.graph.nodes:
-            known = node.kind == "Gather" and node.inputs[1] in self.graph.constants
+            known = len(node.inputs) > 1 and node.inputs[1] in self.graph.constants
             if node.kind in ("Gather", "ScatterND") and not known:
                 found[Lookup(self._entries(node, makers), self._way(node.inputs[1], makers))] = None
         return tuple(found)

@@ -3,7 +3,8 @@ shape, a number, a parameter, several values of which others take one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
@@ -15,15 +16,15 @@ from torch.nn import Embedding, Identity, Module, MultiheadAttention
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
-from talaria.programs.layers.alone import turned
+from talaria.programs.layers.alone import looked_up, passed, turned
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
-from talaria.programs.layers.broadcast import beside, cut
+from talaria.programs.layers.broadcast import beside, cut, stacked
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, ZEROS, Batch, Zeros, part, picked_and_turned
+from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, Batch, part, picked_and_turned
 from talaria.programs.layers.deviations import PAIRS
 from talaria.programs.layers.largest import largest, smallest
-from talaria.programs.layers.parameters import Places, Weight, fixed
-from talaria.programs.layers.sequence import sizes
+from talaria.programs.layers.parameters import Places, Weight, fixed, stored
+from talaria.programs.layers.sequence import picked, sizes
 from talaria.programs.layers.table import (
     FUNCTION_MENDS,
     FUNCTIONS,
@@ -38,6 +39,7 @@ from talaria.programs.layers.table import (
     rule_of,
     states_in,
 )
+from talaria.programs.layers.zeros import ZeroMap, Zeros, zeros
 from talaria.programs.reading import States, form_of, taken
 from talaria.programs.tracing import MANY
 
@@ -63,7 +65,7 @@ _HARMLESS = ("need_weights", "average_attn_weights")
 def _alone(own: Module, node: fx.Node, held: Mapping[fx.Node, Any]) -> bool:
     """Whether a layer is called with what its rule reads alone: a recurrent one without a first state."""
     first, *rest = node.args
-    rest = [] if all(one in held and held[one] is ZEROS for one in _nodes(rest)) else rest
+    rest = [] if all(one in held and isinstance(held[one], Zeros) for one in _nodes(rest)) else rest
     nodes = [one for one in (first, *rest) if isinstance(one, fx.Node) and isinstance(held.get(one), Map)]
     return len(nodes) == 1 + len(rest) == (3 if isinstance(base_of(own), MultiheadAttention) else 1)
 
@@ -90,25 +92,33 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
     if node.op == "get_attr":
         layer, _, name = str(node.target).rpartition(".")
         owner = module.get_submodule(layer)
-        weight = Weight(layer, name, owner)
-        found = weight.tensor.detach()
+        found = getattr(owner, name).detach()
         if MANY in found.shape and not found.any():
-            return ZEROS
+            return zeros(step, node.name, found.shape, MANY)
         if found.dim() and len(found) == MANY and bool((found == found[:1]).all()):  # laid out for each sample
             found = found[:1]
         if found.dtype == torch.int64 and (places := found.flatten()).numel():
             first, many = int(places[0]), places.numel()
             if torch.equal(places, torch.arange(first, first + many)):
                 return Places(first, first + many)
-        return weight if found.dtype == torch.float32 and name in owner.state_dict() else found.clone()
-    read = [arg for arg in node.args if isinstance(arg, fx.Node) and held[arg] is not ZEROS]
+        kept = found.dtype == torch.float32 and name in owner.state_dict()
+        return stored(layer, name, owner) if kept else found.clone()
+    read = [arg for arg in node.args if isinstance(arg, fx.Node) and not isinstance(held[arg], Zeros)]
     if node.op == "call_module":
         layer, own = str(node.target), module.get_submodule(str(node.target))
         if type(own) is Embedding and read and isinstance(held[read[0]], Places):
             return held[read[0]].rows(layer, own)
+        if type(own) is Embedding and read and isinstance(at := held[read[0]], torch.Tensor):
+            found = _tried(node, lambda: looked_up(layer, own, at))
+            if found is not None:
+                return found
+        if read and isinstance(held[read[0]], Weight) and (found := passed(layer, own, held[read[0]])) is not None:
+            return found
         given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
         given = {
-            key: one for key, one in given.items() if key != "hx" or any(held.get(z) is not ZEROS for z in _nodes(one))
+            key: one
+            for key, one in given.items()
+            if key != "hx" or not all(isinstance(held.get(z), Zeros) for z in _nodes(one))
         }
         mask, same = None, None
         if isinstance(base_of(own), MultiheadAttention):
@@ -152,6 +162,8 @@ def _held(layer: str, one: Any) -> Any:
         return one
     if one.dim() == 0:
         return one.item()
+    if one.dtype in (torch.int64, torch.int32):  # which beside float32 is float32
+        return fixed(one.float())
     if one.dtype not in (torch.float32, torch.bool):
         raise refused(layer, f"reads a tensor of {one.dtype}", "make it an nn.Parameter or a buffer of float32")
     return fixed(one)
@@ -187,11 +199,13 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     leaves = _nodes([*args, *named.values()])
     if any(isinstance(one, torch.Tensor) for one in leaves) and not any(isinstance(one, _FOLLOWED) for one in leaves):
         return _worked_out(node, args, named)
-    args = tuple(_held(node.name, one) for one in args)
+    if name not in ("getitem", "index_select"):
+        args = tuple(_held(node.name, one) for one in args)
     named = {key: _held(node.name, one) for key, one in named.items()}
     first = args[0] if args else None
-    if target is torch.zeros or name == "new_zeros" or first is ZEROS:
-        return ZEROS
+    empty = _zeros(step, node, args, named)
+    if empty is not None:
+        return empty
     if target is torch.arange and all(isinstance(one, int) for one in args) and len(args) < 3:
         return Places(*(args if len(args) == 2 else (0, *args)))
     if isinstance(first, Places) and name in ("to", "unsqueeze", "expand", "repeat", "long"):
@@ -200,7 +214,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return torch.device("cpu") if args[1] == "device" else torch.float32
     if target is torch._assert:  # of what the tracing has answered
         return None
-    weights = [one for one in (*args, *named.values()) if isinstance(one, Weight)]
+    weights = [one for one in _nodes([*args, *named.values()]) if isinstance(one, Weight)]
     if weights:
         found = _of_weight(node, weights[0], args, named)
         if found is not None:
@@ -210,15 +224,15 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         if name == "dim" or args[1:] == ("ndim",):
             return len(whole)
         return whole[args[1]] if name == "size" and args[1:] else whole
-    if isinstance(first, Map) and name in ("permute", "split", "chunk"):
-        apart = _in_pieces(step, name, first, *args[1:], **named)
+    if isinstance(first, Map) and name in ("permute", "transpose", "split", "chunk", "unbind"):
+        apart = _in_pieces(step, node, name, first, *args[1:], **named)
         if apart:
             return _Several(node.name, Identity(), read[:1], {str(i): _with(call) for i, call in enumerate(apart)})
     if name in PAIRS and isinstance(first, Map):
         both = {str(place): _with(of, *args[1:], **named) for place, of in enumerate(PAIRS[name])}
         return _Several(node.name, Identity(), read, both)
     along = [*args[1:], *named.values()]
-    if target in EXTREMES and isinstance(first, Map) and len(along) in (1, 2):
+    if target in EXTREMES and isinstance(first, Map) and along and isinstance(along[0], int):
         extreme = _with(EXTREMES[target], dim=along[0], keepdim=along[1:] == [True])
         return _Several(node.name, Identity(), read, {"0": extreme})
     if getattr(target, "__module__", "") in ("_operator", "math") and not any(
@@ -282,11 +296,44 @@ def _worked_out(node: fx.Node, args: tuple[Any, ...], named: dict[str, Any]) -> 
         raise refused(node.name, f"is no call that torch knows ({str(why)[:80]})", "correct it") from None
 
 
-def _in_pieces(step: Step, name: str, x: Map, *args: Any, **named: Any) -> list[Any]:
+def _zeros(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, Any]) -> Zeros | ZeroMap | None:
+    """The zeros that a call makes, or that zeros are in another form; None for another call."""
+    target: Any = node.target
+    name, first = getattr(target, "__name__", str(target)), args[0] if args else None
+    if target is torch.zeros_like and isinstance(first, Map):
+        return zeros(step, node.name, (MANY, *(step.known(one) for one in sizes(first))), MANY)
+    if target is torch.zeros or name == "new_zeros":
+        wanted = _nodes(args if target is torch.zeros else args[1:]) or _nodes([named.get("size", ())])
+        return zeros(step, node.name, [MANY if one is ANY_BATCH else one for one in wanted], MANY)
+    if isinstance(first, Zeros) or (isinstance(first, ZeroMap) and name in _FORMS):
+        if name not in _FORMS:
+            return first if isinstance(first, Zeros) else None
+        own = first.shape if isinstance(first, Zeros) else (MANY, *(step.known(one) for one in sizes(first)))
+        like, rest = torch.empty(own, device="meta"), [MANY if one is ANY_BATCH else one for one in _nodes(args[1:])]
+        try:
+            found = like[args[1]] if name == "getitem" else getattr(like, name)(*rest, **named)
+        except (IndexError, RuntimeError, TypeError, ValueError) as why:
+            raise refused(node.name, f"makes no {name} of zeros of {own} ({str(why)[:60]})", "correct it") from None
+        return zeros(step, node.name, found.shape, MANY)
+    return None
+
+
+_FORMS = ("getitem", "expand", "repeat", "unsqueeze", "squeeze", "transpose", "permute", "view", "reshape")
+"""What zeros are asked for that changes their form alone."""
+
+
+def _in_pieces(step: Step, node: fx.Node, name: str, x: Map, *args: Any, **named: Any) -> list[Any]:
     """What gives the pieces of a map: of a dimension behind the batch, or of one that was put before the batch, as
-    queries, keys and values are. Nothing where it is another call."""
+    queries, keys and values are, or moments that are walked one by one. Nothing where it is another call."""
     wide = [step.known(one) for one in sizes(x)]
-    if name != "permute":
+    if name == "unbind":
+        axis = (args or (named.get("dim", 0),))[0] % (1 + len(wide))
+        return [partial(picked, axis=axis, place=i) for i in range(wide[axis - 1])] if axis else []
+    if name == "transpose":
+        if {one % (1 + len(wide)) for one in (*args, *named.values())} != {0, 1} or not all(map(_takes, node.users)):
+            return []
+        args = (1, 0, *range(2, 1 + len(wide)))
+    elif name != "permute":
         how, dim = [*args, *(one for key, one in named.items() if key != "dim"), named.get("dim", 0)][:2]
         return _cut_in(wide, name, how, dim)
     order = list(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else list(args)
@@ -321,21 +368,31 @@ def _of_weight(node: fx.Node, weight: Weight, args: tuple[Any, ...], named: dict
     name, rest = getattr(target, "__name__", str(target)), args[1:]
     if args[:1] == (weight,) and (name == "size" or (name == "getattr" and rest == ("shape",))):
         return weight.shape[rest[0]] if name == "size" and rest else weight.shape
+    return _tried(node, lambda: turned(target, args, named), f"takes {name}{rest!r} of a parameter of {weight.shape}")
+
+
+def _tried(node: fx.Node, do: Callable[[], Any], what: str = "looks up rows") -> Any:
+    """What ``do`` gives; a refusal where it raises what torch raises."""
     try:
-        return turned(target, args, named)
+        return do()
     except (IndexError, RuntimeError, TypeError, ValueError) as why:
-        what = f"takes {name}{rest!r} of a parameter of {weight.shape} ({str(why)[:60]})"
-        raise refused(node.name, what, "take pieces that there are") from None
+        raise refused(node.name, f"{what} ({str(why)[:60]})"[:200], "take pieces that there are") from None
 
 
 EXTREMES = {torch.max: largest, "max": largest, torch.min: smallest, "min": smallest}
-JOINS = (torch.cat, torch.concat, torch.concatenate)
+JOINS = {**dict.fromkeys((torch.cat, torch.concat, torch.concatenate), beside), torch.stack: stacked}
+
+
+def _takes(user: fx.Node) -> bool:
+    """Whether ``user`` takes a part of what it reads, or asks for its sizes."""
+    return user.target in (operator.getitem, torch.unbind, "unbind", "size", getattr)
 
 
 def _side_by_side(node: fx.Node, dim: int = 0, **named: Any) -> Layer:
     if named:
         raise refused(node.name, f"is called with {sorted(named)}", "give torch.cat maps and dim alone")
-    rule: Rule = lambda step, layer, own, given: beside(step, layer, given, dim)  # noqa: E731
+    join = JOINS[node.target]  # type: ignore[index]
+    rule: Rule = lambda step, layer, own, given: join(step, layer, given, dim)  # noqa: E731
     (maps, *_) = node.args
     return Layer(node.name, rule, Identity(), [one for one in maps if isinstance(one, fx.Node)])  # type: ignore[union-attr]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import cycle
 from typing import Any, cast
 
 import torch
@@ -108,14 +109,20 @@ def _given(
     trained = loop.freeze_but(own, only)
     for name, layer in own.named_modules():
         if f"draw/{name}" in feed:
-            draw = torch.from_numpy(feed[f"draw/{name}"]).to(dtype)
+            draws = _calls(name, feed, dtype)
             attends = isinstance(layer, MultiheadAttention)
             # in place of its own pass: one with inplace=True would change what a hook is given
-            layer.forward = _without(layer, draw) if attends else partial(_times, draw)
-        between = [feed[f"draw/{place}"] for place in recurrent.places(layer, name) if f"draw/{place}" in feed]
+            layer.forward = _without(layer, draws) if attends else partial(_times, draws)
+        between = [_calls(place, feed, dtype) for place in recurrent.places(layer, name) if f"draw/{place}" in feed]
         if between and isinstance(layer, RNNBase):
-            layer.forward = recurrent.dropping(layer, _among([torch.from_numpy(one).to(dtype) for one in between]))
+            layer.forward = recurrent.dropping(layer, _among(between))
     return own, trained
+
+
+def _calls(place: str, feed: Mapping[str, Array], dtype: torch.dtype) -> Iterator[Tensor]:
+    """The draws at a ``place`` of a layer, call by call, in each pass again."""
+    names = (name for name in feed if name == f"draw/{place}" or name.startswith(f"draw/{place}#"))
+    return cycle([torch.from_numpy(feed[name]).to(dtype) for name in names])
 
 
 class _In(TorchFunctionMode):
@@ -130,16 +137,16 @@ class _In(TorchFunctionMode):
         return found.to(self.dtype) if isinstance(found, Tensor) and found.dtype == torch.float32 else found
 
 
-def _without(layer: Module, draw: Tensor) -> Callable[..., object]:
-    return attention.dropping(cast(MultiheadAttention, layer), lambda share: share * draw[:, : share.shape[1]])
+def _without(layer: Module, draws: Iterator[Tensor]) -> Callable[..., object]:
+    return attention.dropping(cast(MultiheadAttention, layer), lambda share: share * next(draws)[:, : share.shape[1]])
 
 
-def _among(draws: Sequence[Tensor]) -> Callable[[int, Tensor], Tensor]:
-    return lambda number, _: draws[number]
+def _among(draws: Sequence[Iterator[Tensor]]) -> Callable[[int, Tensor], Tensor]:
+    return lambda number, _: next(draws[number])
 
 
-def _times(draw: Tensor, x: Tensor) -> Tensor:
-    return x * _beside(draw, x)
+def _times(draws: Iterator[Tensor], x: Tensor) -> Tensor:
+    return x * _beside(next(draws), x)
 
 
 def _beside(draw: Tensor, x: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
     Raises :class:`~talaria.errors.WireError` for an operator that no program uses and for shapes that do not fit each
     other, and :class:`~talaria.errors.TooLarge` beyond ``limits``.
     """
-    values = {name: Value(c.shape, c.dtype.name, _few(c)) for name, c in graph.constants.items()} | dict(given)
+    values = {name: Value(c.shape, c.dtype.name, _whole(c)) for name, c in graph.constants.items()} | dict(given)
     last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
     last |= {port.name: len(graph.nodes) for port in graph.outputs}
     live = most = sum(value.bytes for value in values.values())
@@ -96,6 +96,11 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
 
 Found = tuple[Value | tuple[Value, ...], int]
 Rule = Callable[[Node, list[Value]], Found]
+
+
+def _whole(array: Array) -> Array | None:
+    """Numbers that stand in the file, however many."""
+    return array if array.dtype == np.int64 else None
 
 
 def _few(array: Array) -> Array | None:
@@ -246,6 +251,8 @@ def _scattered(node: Node, given: list[Value]) -> Found:
     """Rows that are added to those of a table, at places that a batch brings."""
     table, at, rows = given
     fits = at.dtype == INT and at.shape == (*rows.shape[:1], 1) and table.shape[1:] == rows.shape[1:]
+    if at.numbers is not None and not 0 <= at.numbers.min() <= at.numbers.max() < table.shape[0]:
+        raise ValueError("places beyond the table")
     if not fits or table.dtype != FLOAT or rows.dtype != FLOAT or node.get("reduction") != "add":
         raise ValueError(f"{rows.shape} at {at.shape} in {table.shape}")
     return Value(table.shape), math.prod(rows.shape)
@@ -361,7 +368,7 @@ _ALIKE = (
 )
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_ALIKE, _alike),
-    **dict.fromkeys(("Add", "And", "Div", "Max", "Mul", "Pow", "Sub"), _together),
+    **dict.fromkeys(("Add", "And", "Div", "Max", "Min", "Mul", "Pow", "Sub"), _together),
     **dict.fromkeys(("Equal", "Greater", "Less"), _compared),
     **dict.fromkeys(("Gemm", "MatMul"), _product),
     **dict.fromkeys(("LogSoftmax", "Softmax"), _softmax),

@@ -180,6 +180,8 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         found = resolved(step, node, module, held)
         if not isinstance(found, Layer):
             held[node] = found
+            if isinstance(found, Map):
+                maps[node] = found
             continue
         layer, rule, own, read = found.layer, found.rule, found.own, found.read
         if any(one not in maps for one in read) or not (read or found.alone):

@@ -174,9 +174,10 @@ def _between(made: _Made, node: Node, out: str) -> str:
     return made.op("Where", inside, made.moved[node.inputs[0]], made.number(0.0))
 
 
-def _larger(made: _Made, node: Node, out: str) -> str:
+def _extreme(made: _Made, node: Node, out: str) -> str:
     a, b = node.inputs
-    return made.op("Where", made.op("Greater", made.value[a], made.value[b]), made.ways(a), made.ways(b))
+    first = "Greater" if node.kind == "Max" else "Less"
+    return made.op("Where", made.op(first, made.value[a], made.value[b]), made.ways(a), made.ways(b))
 
 
 def _chosen(made: _Made, node: Node, out: str) -> str:
@@ -195,7 +196,8 @@ def _padded(made: _Made, node: Node, out: str) -> str:
 
 def _scattered(made: _Made, node: Node, out: str) -> str:
     table, at, rows = node.inputs
-    return made.op("ScatterND", made.ways(table), made.value[at], made.ways(rows), reduction="add")
+    none = made.moved.get(table) or made.value[table]  # which is zeros, as programs have it
+    return made.op("ScatterND", none, made.value[at], made.ways(rows), reduction="add")
 
 
 def _shares(made: _Made, node: Node, out: str) -> str:
@@ -255,7 +257,7 @@ _RULES: dict[str, _Rule] = {
     "Softplus": _each(lambda made, x, y: made.op("Sigmoid", x)),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _shares),
     "Clip": _between,
-    "Max": _larger,
+    **dict.fromkeys(("Max", "Min"), _extreme),
     "Where": _chosen,
     "Concat": _joined,
     "Pad": _padded,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn import Module
 
 from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.inside import Inside
-from talaria.programs.layers.table import PASSES, rule_of
+from talaria.programs.layers.table import pass_of, rule_of
 
 MANY = 9973
 """What ``len(x)`` is for a batch: Python wants a number there. No layer is as wide, and what would be is measured."""
@@ -39,11 +40,20 @@ class Tracer(fx.Tracer):
         self._known: dict[tuple[fx.Node, int], Any] = {}
         self._answering = False
 
+    def trace(self, root: Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+        """As fx follows it, without sizes and pieces that nobody reads."""
+        with _followed_zeros(self):
+            graph = super().trace(root, concrete_args)
+        for node in reversed(graph.nodes):
+            if not node.users and node.target in _LOOKS:
+                graph.erase_node(node)
+        return graph
+
     def call_module(self, m: Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
         if self._answering:
             return forward(*args, **kwargs)
-        plain = PASSES.get(type(m))
+        plain = pass_of(m)
         forward = forward if plain is None else partial(plain, m)
         name, found = self.path_of_module(m), super().call_module(m, forward, args, kwargs)
         if args and isinstance(args[0], fx.Proxy):
@@ -54,7 +64,7 @@ class Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
-        if type(m) in PASSES:
+        if pass_of(m) is not None:
             return False
         return rule_of(m) is not None or isinstance(m, Inside) or super().is_leaf_module(m, module_qualified_name)
 
@@ -71,11 +81,10 @@ class Tracer(fx.Tracer):
         return bool(self.number(obj, "a condition"))
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """One size after the other."""
+        """One size after the other, or one moment where these stand before the batch."""
         few = self._answered(obj.node, MANY)
-        return (
-            iter([operator.getitem(obj, i) for i in range(len(few))]) if isinstance(few, tuple) else super().iter(obj)
-        )
+        each = isinstance(few, tuple) or (isinstance(few, Tensor) and few.dim() > 0 and len(few) != MANY)
+        return iter([operator.getitem(obj, i) for i in range(len(few))]) if each else super().iter(obj)
 
     def number(self, obj: fx.Proxy, where: str) -> int:
         """A size as a number. Raises TraceError for what is none, and what the batch decides."""
@@ -145,6 +154,27 @@ class Tracer(fx.Tracer):
         return found.to("meta") if isinstance(found, Tensor) else found
 
 
+_LOOKS = ("size", operator.getitem, getattr)
+
+
+@contextmanager
+def _followed_zeros(tracer: Tracer) -> Iterator[None]:
+    """In this context torch.zeros takes a batch's size, which has no value, where torch wants its first one to have."""
+    plain = torch.zeros
+
+    def zeros(*args: Any, **named: Any) -> Any:
+        try:
+            return plain(*args, **named)
+        except TypeError:
+            return tracer.create_proxy("call_function", plain, args, named)
+
+    torch.zeros = zeros
+    try:
+        yield
+    finally:
+        torch.zeros = plain
+
+
 class _Value(fx.Proxy):
     """A value whose sizes are known as numbers, apart from the batch's, and which lies where all lie."""
 
@@ -154,6 +184,16 @@ class _Value(fx.Proxy):
     def shape(self) -> Any:
         """As of a tensor."""
         return self.size()
+
+    @property
+    def T(self) -> Any:  # noqa: N802 - as torch has it
+        """With its dimensions the other way round."""
+        return self.permute(*range(len(self.shape))[::-1])
+
+    @property
+    def mT(self) -> Any:  # noqa: N802
+        """With its last two dimensions in each other's place."""
+        return self.transpose(-2, -1)
 
     @property
     def device(self) -> torch.device:

@@ -1,6 +1,6 @@
 """What a training loop is fed: batches in a seeded order, augmented, and the draws of dropout."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import numpy as np
 
@@ -62,6 +62,12 @@ def layer_draws(task: Task, purpose: str, layer: str) -> Draws:
     """What the dropout layer ``layer`` draws from in one training: each layer has draws of its own, so that who runs
     the layers in another order, or not all of them, draws the same."""
     return task.draws(f"{purpose}/layers/{layer}")
+
+
+def layer_of(place: str, layers: Container[str]) -> str:
+    """The layer from whose stream a program's draws at a ``place`` come: ``layer#2`` is the second call of ``layer`` in
+    a pass, which goes on where the first one stopped."""
+    return place if place in layers else place.rpartition("#")[0]
 
 
 def kept(draws: Draws, share: float, *shape: int) -> Array:

@@ -120,6 +120,7 @@ RULES = {
     "MatMul": lambda _, a, b: a @ b,
     "Max": lambda _, a, b: np.maximum(a, b),
     "MaxPool": _pooled,
+    "Min": lambda _, a, b: np.minimum(a, b),
     "Mul": lambda _, a, b: a * b,
     "Neg": lambda _, x: -x,
     "Not": lambda _, x: ~x,

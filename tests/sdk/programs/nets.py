@@ -400,6 +400,78 @@ class Gains(nn.Module):
         return self.head((self.gain - x) * -self.gate[0] / 3) * self.scale.exp().clamp(max=100.0)
 
 
+class Reckoned(nn.Module):
+    """Parameters that are reckoned with one another before they meet a map, and layers that read a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head, self.scale = nn.Conv1d(3, 8, 3), nn.Linear(8, 4), nn.Parameter(torch.tensor(0.7))
+        self.gain, self.gate = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.randn(1, 8))
+        self.up, self.down = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 8))
+        self.near, self.made = nn.Parameter(torch.randn(10, 10)), nn.Linear(2, 8)
+        self.register_buffer("kept", torch.rand(8, 8) > 0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        low = self.up @ self.down
+        x = torch.tanh(torch.softmax(F.relu(self.near), dim=-1) @ self.one(x).transpose(1, 2)).mean(1)
+        x = x * (self.scale.exp() * self.gain - self.gate) + self.gain / (self.gain + 1) * self.gate.mean(
+            1, keepdim=True
+        )
+        y = F.linear(x, low * self.kept, self.gain + self.gate[0]) + x @ (torch.outer(self.gain, self.gate[0]) / 8)
+        few = torch.stack([low[:, 0], self.up.std(1), self.down.sum(0)], 1).var(1, False).expand(2, 8)
+        y = y + torch.maximum(few[1], torch.cat([self.gain[:3], self.gate[0, 3:]])) * torch.min(
+            self.gain, low.norm(dim=1)
+        )
+        spread, mean = torch.std_mean(low, 1, keepdim=True)
+        y = torch.tanh(y) @ ((low - mean) / (spread + 1)) + torch.tanh(self.made(self.up))[2] * y
+        return self.head(y + self.made(self.down[:, 0]).log_softmax(-1))
+
+
+class Kernels(nn.Module):
+    """Convolutions as functions, by what is made of parameters and tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Parameter(torch.randn(8, 2)), nn.Parameter(torch.randn(2, 27))
+        self.rows, self.shift = nn.Parameter(torch.randn(8, 8, 5)), nn.Parameter(torch.randn(8))
+        self.each, self.head = nn.Parameter(torch.rand(1, 1, 3, 1)), nn.Linear(8, 4)
+        self.register_buffer("blur", torch.tensor([0.25, 0.5, 0.25]).view(1, 1, 1, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(F.conv2d(x, (self.up @ self.down).view(8, 3, 3, 3), self.shift, padding="same"))
+        x = F.conv2d(x, self.blur.expand(8, 1, 1, 3) * self.each, stride=(2, 1), padding=1, groups=8)
+        spread, mean = torch.var_mean(self.rows, (1, 2), keepdim=True, unbiased=False)
+        rows = (self.rows - mean) / torch.sqrt(spread + 1e-5)
+        return self.head(torch.tanh(F.conv1d(x.flatten(2), rows, bias=self.shift.abs(), dilation=2)).mean(-1))
+
+
+class Evened(nn.Conv1d):
+    """A convolution whose weight is bent and scaled."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, self.weight.tanh() * (1 + self.weight.abs()), self.bias, self.stride, self.padding)
+
+
+class EvenedLinear(nn.Linear):
+    """A linear layer likewise."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight * 0.5, self.bias)
+
+
+class Equalized(nn.Module):
+    """Layers that reckon with their own weights: a mask takes their outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.fc = Evened(3, 16, 3), Evened(16, 16, 3), EvenedLinear(16, 12)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.two(torch.tanh(self.one(x)))).mean(-1)
+        return self.head(torch.tanh(self.fc(x)))
+
+
 class Spoken(nn.Module):
     """Statistics over time of maps in which channels are silent, as networks for speech pool them."""
 
@@ -436,6 +508,40 @@ class Lengths(nn.Module):
         y = y + F.normalize(y, dim=(2, 3))
         y = y.norm(p=2, dim=-1) - torch.linalg.vector_norm(y, 2, dim=(-1,)) * 0.5
         return self.head(F.normalize(y.mean(-1), p=2.0, dim=-1, eps=0.5))
+
+
+class Extremes(nn.Module):
+    """The larger and the smaller one of maps, parameters and numbers, their smooth kin, sides and shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(3, 16, 3), nn.Conv1d(3, 16, 3, bias=False)
+        self.three, self.head = nn.Conv1d(16, 16, 3), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = self.one(x), self.two(x)
+        y = torch.maximum(one, two) - torch.min(torch.tanh(one), two.mean(-1, keepdim=True)) + one.max(torch.zeros(1))
+        y = self.three(y + torch.sign(one) * two + F.softmin(y, dim=-1) + torch.minimum(torch.tensor(0.3), two))
+        near = F.cosine_similarity(y, torch.tanh(y.mean(-1, keepdim=True) - 1), dim=1).unsqueeze(1)
+        y = F.normalize(y, p=1.0, dim=-1) + y / (y.norm(p=1, dim=2, keepdim=True) + 1) - torch.logsumexp(y, 2, True)
+        return self.head((y + near).logsumexp(dim=-1) + torch.linalg.vector_norm(y, math.inf, dim=-1))
+
+
+class Nearest(nn.Module):
+    """How near features are to each row of a table, as heads of prototypes have it, under floors that are learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head = nn.Conv1d(3, 6, 3), nn.Linear(5, 4)
+        self.rows, self.low = nn.Parameter(torch.randn(5, 6)), nn.Parameter(torch.randn(6, 1))
+        self.wide, self.high = nn.Parameter(torch.rand(5) + 0.5), nn.Parameter(torch.randn(5).abs())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.maximum(self.one(x), self.low).mean(-1)
+        far = (x.unsqueeze(1) - self.rows).abs().sum(-1) + (x[:, None] - self.rows[None]).pow(2).mean(2)
+        y = torch.exp(-far * self.wide) + F.linear(x, F.normalize(self.rows, p=1, dim=1))
+        y = y + F.cosine_similarity(x[:, None], self.rows[None], dim=-1)
+        return self.head(torch.minimum(self.high, y) + F.cosine_similarity(self.rows, x.unsqueeze(1), dim=2, eps=0.5))
 
 
 class Lines(nn.Module):
@@ -482,6 +588,36 @@ class Scaled(nn.Module):
         x = F.layer_norm(x, x.shape[-1:], weight=self.gain, bias=self.shift, eps=1e-6)
         x = torch.tanh(F.rms_norm(torch.tanh(x), (6,), self.gain.abs(), 1e-6) - F.rms_norm(x, [6]))
         return self.head(F.layer_norm(self.mid(x), (5, 6), self.whole).mean(1))
+
+
+class GroupedByHand(nn.Module):
+    """GroupNorm and InstanceNorm as functions over planes and features, with parameters of the module's own or none."""
+
+    shape = (3, 9, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4)
+        self.gain, self.shift = nn.Parameter(torch.rand(8) + 0.5), nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(F.group_norm(self.one(x), 4, self.gain, self.shift, 1e-4))
+        x = torch.tanh(F.instance_norm(self.two(F.group_norm(x, 2)), weight=self.gain.exp(), bias=self.shift)).flatten(
+            2
+        )
+        return self.head(F.group_norm(x.transpose(1, 2), 5).mean(1) + torch.group_norm(x.sum(2), 2, bias=self.shift))
+
+
+class Instances(nn.Module):
+    """Each channel of a line by itself, by a function: a mask takes channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(F.instance_norm(self.one(x)))
+        return self.head(torch.tanh(F.instance_norm(self.two(x), eps=1e-3) + 1).mean(-1))
 
 
 class RMS(nn.Module):
@@ -666,6 +802,122 @@ class Resized(nn.Module):
         return self.head(F.interpolate(y.flatten(2), scale_factor=0.4, mode="linear").mean(-1))
 
 
+class Stepped(nn.Module):
+    """A cell that is called moment by moment; ``how`` says what it begins with and how the moments come."""
+
+    def __init__(self, kind: type[nn.RNNCellBase], how: str, **options: object) -> None:
+        super().__init__()
+        self.below, self.cell, self.how = nn.Linear(3, 5), kind(5, 6, **options), how
+        self.first, self.head = nn.Parameter(torch.randn(1, 6)), nn.Linear(6, 4)
+
+    shape = (3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.below(x.transpose(1, 2))
+        both, seen = isinstance(self.cell, nn.LSTMCell), list[torch.Tensor]()
+        h = self.begin(x)
+        state = (h, torch.zeros_like(h)) if both and h is not None else h
+        moments = {"learned": x.transpose(0, 1), "several": x.permute(1, 0, 2), "none": x.unbind(1)}.get(self.how)
+        for t in range(x.size(1)):
+            state = self.cell(x[:, t, :] if moments is None else moments[t], state)
+            seen.append(state[0] if both else state)
+        return self.head(torch.stack(seen, dim=1).mean(1) + seen[-1])
+
+    def begin(self, x: torch.Tensor) -> torch.Tensor | None:
+        if self.how == "none":
+            return None
+        if self.how == "learned":
+            return self.first.expand(x.size(0), -1)
+        if self.how == "several":
+            return torch.zeros(2, x.size(0), 6, dtype=x.dtype, device=x.device)[1]
+        return x.new_zeros(len(x), 6) if self.how == "new" else torch.zeros(x.size(0), 6, dtype=x.dtype)
+
+
+class Chosen(nn.Module):
+    """One of two maps at each place, and zeros like a map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.head = nn.Conv1d(3, 8, 3), nn.Conv1d(3, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        one, two = self.one(x), torch.tanh(self.two(x))
+        y = torch.where(one > 0.1, one, two) + torch.where(two != 0, torch.zeros_like(two), one)
+        return self.head((y + torch.maximum(two, torch.zeros_like(two))).mean(-1))
+
+
+class Ordered(nn.Module):
+    """Rows of tables by whole numbers that are the same for each sample, channels in an order, and lines that turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head, self.far = nn.Conv1d(3, 8, 3), nn.Linear(8, 4), nn.Embedding(9, 2)
+        self.rows, self.more = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(8, 6))
+        self.register_buffer("steep", torch.tensor([0.5, 0.25]).view(2, 1, 1))
+        self.turn = nn.Parameter(torch.randn(8, 8))
+        self.register_buffer("order", torch.tensor([3, 1, 0, 2, 7, -1, 5, 3]))
+        self.register_buffer("named", torch.tensor([[0, 0, 2, 4, 1], [1, 3, 2, 2, 0]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.roll(torch.tanh(self.one(x))[:, self.order], shifts=(3, -2), dims=(2, 1)).roll(-2, -1)
+        x = x.transpose(1, 2) + self.rows.tanh()[self.named.view(-1)]
+        x = x * torch.index_select(self.more, 1, self.named[0]).repeat(1, 1).mean(1)
+        at = torch.arange(10)
+        far = self.far((at[None] - at[:, None]).clamp(-4, 4) + 4).permute(2, 0, 1)
+        far = (far - self.steep * (at[None] - at[:, None]).abs()).softmax(-1)
+        x = x.mT.mT @ self.turn.T
+        return self.head((far[0] @ x + x.flip(2) * far[1].mean(0)[:, None]).mean(1))
+
+
+def swin(size: int = 16, window: int = 2, **options: object) -> nn.Module:
+    """torchvision's Swin transformer, small, whose tables of positions say something."""
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    net = SwinTransformer(
+        patch_size=[2, 2], embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=[window, window], num_classes=4,
+        **{"stochastic_depth_prob": 0.0, **options},
+    )  # fmt: skip
+    for key, weight in net.named_parameters():
+        if key.endswith("bias_table"):
+            nn.init.normal_(weight)
+    net.shape = (3, size, size)
+    return net
+
+
+class Styled(nn.Module):
+    """Channels scaled and shifted by halves of what a line reads of them: a mask takes alike in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.style = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3), nn.Linear(16, 32)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.one(x))
+        gamma, beta = self.style(x.mean(-1)).chunk(2, dim=1)
+        x = (1 + gamma[:, :, None]) * self.two(x) + beta.unsqueeze(-1)
+        return self.head(torch.tanh(x).mean(-1))
+
+
+class Again(nn.Module):
+    """A layer over sequences of six channels that is called three times in one pass."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.below, self.layer, self.head = nn.Linear(3, 6), layer, nn.Linear(6, 4)
+
+    shape = (3, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.below(x.transpose(1, 2))
+        for _ in range(3):
+            if isinstance(self.layer, nn.Sequential):
+                x = x + self.layer(x)
+            else:
+                x = x + self.layer(*[x] * (3 if isinstance(self.layer, nn.MultiheadAttention) else 1))[0]
+        return self.head(x.mean(1))
+
+
 class Strided(nn.Module):
     """Some places of each dimension, and dimensions from their end to their beginning."""
 
@@ -827,6 +1079,34 @@ NETS = {
     "lengths": (PLANE, Lengths),
     "cosine": (LINE, Cosine),
     "scaled": (LINE, Scaled),
+    **{
+        f"{kind.__name__}_{how}": (Stepped.shape, lambda kind=kind, how=how: Stepped(kind, how))
+        for kind, ways in ((nn.GRUCell, ("zeros", "learned", "none")), (nn.LSTMCell, ("new", "several", "none")))
+        for how in ways
+    },
+    "dropout_again": (
+        Again.shape, lambda: Again(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3), nn.Tanh(), nn.Dropout1d(0.3)))
+    ),
+    "dropout_in_attention_again": (
+        Again.shape, lambda: Again(nn.MultiheadAttention(6, 2, dropout=0.3, batch_first=True))
+    ),
+    "dropout_in_gru_again": (Again.shape, lambda: Again(nn.GRU(6, 6, 3, dropout=0.3, batch_first=True))),
+    "styled": (LINE, Styled),
+    "ordered": (LINE, Ordered),
+    "swin": ((3, 16, 16), swin),
+    "swin_of_odd_windows": ((3, 14, 14), lambda: swin(14, 3)),
+    "stochastic_depth_in_swin": ((3, 12, 12), lambda: swin(12, 4, stochastic_depth_prob=0.3)),
+    "RNNCell_zeros": (Stepped.shape, lambda: Stepped(nn.RNNCell, "zeros", bias=False)),
+    "RNNCell_none": (Stepped.shape, lambda: Stepped(nn.RNNCell, "none", nonlinearity="relu")),
+    "chosen": (LINE, Chosen),
+    "reckoned": (LINE, Reckoned),
+    "kernels": (PLANE, Kernels),
+    "equalized": (LINE, Equalized),
+    "extremes": (LINE, Extremes),
+    "nearest": (LINE, Nearest),
+    "softmin": ((5,), lambda: maps(nn.Linear(5, 6), nn.Softmin(dim=-1), wide=6)),
+    "group_norm_by_function": (PLANE, GroupedByHand),
+    "instance_norm_by_function": (LINE, Instances),
     "rms_norm": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.RMSNorm(6), nn.Linear(6, 5), wide=5)),
     "plain_rms_norm": ((5,), lambda: maps(nn.Linear(5, 6), nn.RMSNorm(6, 1e-3, elementwise_affine=False), wide=6)),
     **{f"rms_norm_by_{how}": (LINE, lambda how=how: RMS(how)) for how in ("rsqrt", "types", "norm", "root")},

@@ -10,7 +10,6 @@ import pytest
 import torch
 from tolerance import roundings
 from torch import nn
-from torch.nn.utils.parametrizations import spectral_norm
 
 from talaria.errors import ConfigError, ModelError
 from talaria.model import pruning, zoo
@@ -125,7 +124,12 @@ def _convnext():
         (nets.Spoken, ["one", "two", "mix"]),
         (nets.Lengths, ["one", "two"]),
         (nets.Lines, ["one", "two"]),
+        (nets.Instances, ["one", "two"]),
+        (nets.Extremes, ["one"]),
+        (nets.Styled, ["one", "two"]),
+        (nets.Equalized, ["one", "two", "fc"]),
         (nets.Ranged, ["one"]),
+        (nets.swin, [f"features.{at}.mlp.0" for at in ("1.0", "1.1", "3.0")]),
         (_convnext, [f"features.{stage}.{block}.block.3" for stage, block in ((1, 0), (3, 0), (3, 1))]),
         (nets.Highest, ["one", "two"]),
         (nets.Padded, ["one", "mix"]),
@@ -154,7 +158,7 @@ def test_what_a_mask_takes_its_program_takes_too(make, groups, count):
     feed = {"x": x, "y": y, "lr": np.array(0.05, np.float32)}
     feed |= {f"weight/{k}": v for k, v in weights.items()} | {f"momentum/{k}": v for k, v in momentum.items()}
     exact, plain = (reference.step(module, Recipe(), None, feed, kind) for kind in (torch.float64, torch.float32))
-    found = {f"next/weight/{k}": state[k] for k in weights}
+    found = {f"next/weight/{k}": state[k] for k in weights if f"next/weight/{k}" in exact}  # tables of numbers stay
     exact, plain = ({k: one[k] for k in found} for one in (exact, plain))
     assert vector.distance(found, exact) <= 4 * vector.distance(plain, exact) + 2**-23
 
@@ -228,223 +232,6 @@ def test_dropout_follows_the_given_draw():
         program.step(weights, program.momentum(weights), x, y, lr=0.1)
 
 
-def first():
-    return nn.Conv1d(3, 3, 1)
-
-
-class Odd(nn.Module):
-    def __init__(self, do) -> None:
-        super().__init__()
-        self.first, self.flatten, self.head, self.do = first(), nn.Flatten(), nn.Linear(36, 4), do
-
-    def forward(self, x):
-        return self.head(self.flatten(self.do(self.first(x))))
-
-
-class Cross(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-
-    def forward(self, x):
-        return self.attention(x, x * 2, x)[0]
-
-
-class Masked(Cross):
-    def __init__(self, mask=None) -> None:
-        super().__init__()
-        self.mask = mask
-
-    def forward(self, x):
-        return self.attention(x, x, x, attn_mask=x if self.mask is None else self.mask)[0]
-
-
-class Tabled(nn.Module):
-    def __init__(self, do) -> None:
-        super().__init__()
-        self.first, self.head, self.do = first(), nn.Linear(36, 4), do
-        self.register_buffer("table", torch.ones(3, 12))
-
-    def forward(self, x):
-        return self.head(self.do(self.first(x), self.table).flatten(1))
-
-
-class Hidden(Cross):
-    def forward(self, x):
-        return self.attention(x, x, x, key_padding_mask=x[:, :, 0])[0]
-
-
-class Projected(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(12, 4, batch_first=True, proj_size=2), nn.Linear(2, 4)
-
-    def forward(self, x):
-        return self.head(self.lstm(x)[0][:, -1])
-
-
-class Gru(nn.Module):
-    def __init__(self, first=False, take=0, batch_first=True, **options) -> None:
-        super().__init__()
-        self.gru = nn.GRU(12, 4, batch_first=batch_first, **options)
-        self.head = nn.Linear(8 if self.gru.bidirectional else 4, 4)
-        self.first, self.take = first, take
-
-    def forward(self, x):
-        found = self.gru(x, x) if self.first else self.gru(x)
-        return self.head(found[self.take].mean(1))
-
-
-class Placed(nn.Module):
-    def __init__(self, many) -> None:
-        super().__init__()
-        self.places = nn.Embedding(many, 12)
-
-    def forward(self, x):
-        return x + self.places(torch.arange(3 + x.size(1)))
-
-
-class Twice(nn.Module):
-    """A layer under two names, of which its pass takes both."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = first()
-        self.layers, self.head = nn.Sequential(self.first, nn.ReLU(), nn.Flatten()), nn.Linear(36, 4)
-
-    def forward(self, x):
-        return self.head(self.layers(x) + self.first(x).flatten(1))
-
-
-class Owning(Odd):
-    """With a parameter of its own."""
-
-    def __init__(self, do) -> None:
-        super().__init__(do)
-        self.own = nn.Parameter(torch.ones(12, 12))
-
-    def forward(self, x):
-        return self.head(self.flatten(self.do(self.first(x), self.own)))
-
-
-def drop_path(x):
-    """Branches that are left out, as image networks copy it."""
-    shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    return x * x.new_empty(shape).bernoulli_(0.9).div_(0.9)
-
-
-def stochastic_depth(x):
-    from torchvision.ops import stochastic_depth
-
-    return stochastic_depth(x, 0.1, "row")
-
-
-def late(x):
-    y = x * 2
-    return y if x.sum() > 0 else x
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: nets.maps(first(), nn.GRUCell(12, 4), wide=12), "'1' is a GRUCell.* use GRU over the whole"),
-        (Projected, "proj_size=2"),
-        (
-            lambda: nets.maps(spectral_norm(first()), wide=36),
-            "ParametrizedConv1d.*use weight_norm, of the weight of Conv1d",
-        ),
-        (lambda: nets.maps(nets.lengthened(nn.LayerNorm(12), None), wide=36), "ParametrizedLayerNorm.*use weight_norm"),
-        (lambda: nets.maps(first(), nn.Softshrink(), wide=36), "'1' is a Softshrink"),
-        (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 3, dilation=2), wide=48), "dilation"),
-        (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 2, 3), wide=105), "no tap meets"),
-        (lambda: nets.maps(first(), nn.MaxPool1d(3, dilation=2), wide=24), "dilation"),
-        (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, -1, 1))), "a mask may narrow; .* cut nothing"),
-        (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, 0, 0, 1, 0))), "none for the batch"),
-        (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
-        (lambda: Odd(lambda x: 2**x), "takes the power Map"),
-        (lambda: Odd(lambda x: x**0), "takes the power 0; take a map"),
-        (
-            lambda: Owning(lambda x, w: x * (w[0] * w[1])),
-            "'mul_?1?' reckons with parameters alone; let each meet a map",
-        ),
-        (
-            lambda: Odd(lambda x: nn.functional.interpolate(x[:, None], (3, 12), antialias=True, mode="bicubic")),
-            "no antia",
-        ),
-        (lambda: Odd(lambda x: nn.functional.interpolate(x, 1 << 16, mode="linear")), "whole multiples"),
-        (lambda: Odd(lambda x: x.max(0)[0]), "takes the largest along 0"),
-        (lambda: nets.maps(first(), nn.InstanceNorm1d(3, track_running_stats=True), wide=36), "track_running_stats"),
-        (lambda: nets.maps(first(), nn.InstanceNorm1d(5), wide=36), "use num_features=3"),
-        (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),
-        (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
-        (lambda: Odd(lambda x: nn.functional.layer_norm(x, x.shape)), "batch"),
-        (lambda: Odd(lambda x: x / x.norm(1, dim=1, keepdim=True)), "norm of p=1; use p=2"),
-        (lambda: Odd(lambda x: x / x.norm()), r"goes over None of .*name dimensions behind the batch"),
-        (lambda: Odd(lambda x: x / torch.linalg.norm(x, 2, (1, 2), True)), "singular value; leave ord out"),
-        (lambda: Odd(lambda x: nn.functional.normalize(x, 1)), "normalizes by p=1; use p=2"),
-        (lambda: Odd(lambda x: nn.functional.glu(x, 1)), "halves dimension 1 of"),
-        (lambda: Odd(lambda x: x - x.std()), "goes over None"),
-        (lambda: Odd(lambda x: x - x[:, :1].std(1, keepdim=True)), "of 1 values; .*unbiased=False"),
-        (lambda: Owning(lambda x, w: w @ x), "put the map first"),
-        (lambda: Owning(lambda x, w: nn.functional.linear(x, x[:, 0])), "by a map; give it a parameter"),
-        (lambda: Owning(lambda x, w: x @ nn.functional.normalize(w, 1.0)), r"normalize.*of a parameter .*p=2 alone"),
-        (lambda: Owning(lambda x, w: x.clamp(max=w.norm(dim=0))), "gives norm a parameter or .*by F.normalize"),
-        (lambda: Owning(lambda x, w: x.clamp(max=w)), "gives clamp a parameter or a table"),
-        (lambda: Odd(lambda x: x.to(torch.float64)), "float64"),
-        (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
-        (lambda: nets.maps(nn.Linear(12, 4), Cross(), wide=12), "from one sequence to another"),
-        (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask that is made of the sample"),
-        (lambda: nets.maps(nn.Linear(12, 4), Masked(torch.zeros(2, 3, 3)), wide=12), "each sample"),
-        (lambda: Odd(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, x)), "no comparison"),
-        (lambda: Odd(lambda x: x + torch.ones(12).cumsum(0).sqrt() - torch.ones(5)), "adds a tensor"),
-        (lambda: Odd(lambda x: x.masked_fill(torch.ones(5) > 0, 0.0)), "hides by a tensor"),
-        (lambda: Odd(lambda x: torch.where(x > 0, x, -x)), "among two maps"),
-        (lambda: Tabled(lambda x, table: x + table.sum(0)), "gives sum a parameter or a table"),
-        (lambda: nets.maps(nn.Linear(12, 4), Hidden(), wide=12), "no comparison"),
-        (lambda: Gru(take=1, bidirectional=True), r"gives several values, .* h\[-2\] and h\[-1\]"),
-        (lambda: nets.Lower(nn.GRU), r"takes \(0,\).* h\[-1\]"),
-        (lambda: nets.Lower(nn.LSTM), "its cells"),
-        (lambda: Gru(batch_first=False), "batch_first=True"),
-        (lambda: Gru(first=True), "more than its input"),
-        (lambda: Gru(take=1), "gives several values"),
-        (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),
-        (lambda: Odd(lambda x: x + torch.randn_like(x)), "randn_like.* draw in layers alone"),
-        (lambda: Odd(drop_path), "new_empty.* draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth"),
-        (lambda: Odd(stochastic_depth), "empty.* draw in layers alone"),
-        (lambda: Odd(torch.cumsum), "cumsum"),
-        (lambda: Odd(lambda x: x[::2]), "keep the whole batch"),
-        (lambda: Odd(lambda x: x.flip(0)), "behind the batch"),
-        (lambda: Odd(lambda x: nn.functional.pixel_shuffle(x.unflatten(2, (3, 4)), 2)), "whole squares"),
-        (lambda: Odd(lambda x: torch.einsum("bij->bji", x)), "name two tensors"),
-        (lambda: Odd(lambda x: torch.einsum("...j,jk->...k", x, torch.ones(12, 12))), "name two tensors"),
-        (lambda: Odd(lambda x: torch.einsum("bij,bij->b", x, x)), "the batch first"),
-        (lambda: Odd(lambda x: torch.einsum("bij,cij->bc", x, x)), "the batch first"),
-        (lambda: Odd(lambda x: x.view(x.shape[0] * 3, 12)), "batch"),
-        (lambda: Odd(lambda x: x.transpose(0, 1)), "keep the batch first"),
-        (lambda: Odd(lambda x: x @ x), "multiplies"),
-        (lambda: Odd(lambda x: x.mean(0)), "averages"),
-        (lambda: Odd(lambda x: torch.softmax(x, 0)), "dim=-1"),
-        (lambda: Odd(lambda x: x.chunk(2, 0)[0]), r"chunk\(2, 0\), which has no rule"),
-        (lambda: Odd(lambda x: x + torch.ones(4, 12)), r"adds a tensor of \(4, 12\)"),
-        (lambda: Odd(lambda x: x + 2 * torch.arange(12)), "of torch.int64"),
-        (lambda: nets.maps(first(), Placed(5), wide=36), "looks up .* in 5 rows"),
-        (lambda: Odd(lambda x: x.expand(x.shape[0], 6, 12)), "stretches"),
-        (lambda: Odd(lambda x: x.repeat(1, 2, 1)), "repeats"),
-        (lambda: Odd(lambda x: x * 2 if x.shape[0] > 1 else x), "the batch's size is a condition"),
-        (Twice, "'layers.0' shares its weight with 'first.weight'"),
-        (lambda: Odd(late), "depends on its values"),
-    ],
-)
-@pytest.mark.filterwarnings(
-    "ignore:LSTM with projections", "ignore:input.s size at dim=1", "ignore:std.*degrees of freedom"
-)
-def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said, monkeypatch):
-    monkeypatch.setattr("talaria.model.answers.require", lambda *_: None)  # most answer nothing that a model must
-    with pytest.raises(ModelError, match=said) as found:
-        build(zoo.keep(make(), nets.LINE, 4))
-    assert "train this model with torch" in str(found.value)
-
-
 def test_what_takes_too_many_operators_is_refused_before_it_is_run(monkeypatch):
     def few(graph):
         return require_few(graph, 100)
@@ -461,25 +248,6 @@ def test_what_takes_too_many_operators_is_refused_before_it_is_run(monkeypatch):
 def test_opening_a_program_does_not_look_for_buffers_that_fit(program_of):
     """It takes the square of the operators: seconds for a recurrent layer."""
     assert not Program(program_of("sequence")).session._session.get_session_options().enable_mem_reuse
-
-
-def test_all_layers_without_a_rule_are_named_at_once():
-    with pytest.raises(ModelError, match=r"'1' is a Softshrink, '2' is a Threshold.*use layers among .*Conv2d"):
-        build(zoo.keep(nets.maps(first(), nn.Softshrink(), nn.Threshold(0, 1), wide=36), nets.LINE, 4))
-
-
-def test_what_is_changed_in_place_and_read_again_is_refused():
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.act, self.flatten, self.head = first(), nn.ReLU(True), nn.Flatten(), nn.Linear(36, 4)
-
-        def forward(self, x):
-            x = self.first(x)
-            return self.head(self.flatten(self.act(x) + x))
-
-    with pytest.raises(ModelError, match="in place"):
-        build(zoo.keep(Both(), nets.LINE, 4))
 
 
 def test_settings_that_no_step_has_are_refused(spec_of):

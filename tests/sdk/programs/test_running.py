@@ -82,10 +82,10 @@ class Net(nn.Module):
 class Odd(Net):
     def __init__(self, channels, classes):
         super().__init__(channels, classes)
-        self.rnn = nn.GRUCell(8, 5)
+        self.odd = nn.Softshrink()
 
     def forward(self, x):
-        return self.out(self.rnn(self.conv(x)[:, :, -1]))
+        return self.out(self.odd(self.conv(x)[:, :5, -1]))
 
 
 class Spare(Net):
@@ -309,8 +309,8 @@ def test_the_command_builds_a_module_from_elsewhere(tmp_path, monkeypatch):
     assert "gru.weight_hh_l0" not in trained
     done = CliRunner().invoke(app, [*words, "watch_nets:odd"])
     assert isinstance(done.exception, ModelError)
-    assert "'rnn' is a GRUCell" in str(done.exception)
-    assert "use GRU" in str(done.exception)
+    assert "'odd' is a Softshrink" in str(done.exception)
+    assert "use layers among" in str(done.exception)
 
 
 def test_the_program_of_a_watch_is_small(program_of):

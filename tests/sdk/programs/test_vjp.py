@@ -224,7 +224,9 @@ TWICE = (
     "layer_norm", "softmax", "attention_written", "gru_only", "ReLU6", "GELU", "Hardswish", "padded", "weighed",
     "beside", "logs", "gains", "cosine", "scaled", "rms_norm", "layer_norm_of_maps", "weight_norm", "ranged",
     "weight_norm_of_planes",
-    "beside", "resized", "strided", "rnn_both_out", "attention_learned", "einsum",
+    "beside", "resized", "strided", "rnn_both_out", "attention_learned", "einsum", "group_norm_by_function",
+    "instance_norm_by_function", "extremes", "nearest", "reckoned", "kernels", "equalized", "tokens", "chosen",
+    "ordered", "swin", "GRUCell_learned", "LSTMCell_new", "RNNCell_none",
 )  # fmt: skip
 
 

@@ -559,6 +559,233 @@ class SubPixel(nn.Module):
         return self.head(F.relu(self.body(x)).mean((2, 3)))
 
 
+class Normed(nn.Module):
+    """Convolutions normalized by functions: groups of channels, then each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.fc = nn.Conv1d(3, 16, 5, padding=2), nn.Conv1d(16, 16, 3), nn.Linear(16, 4)
+        self.weight, self.bias = nn.Parameter(torch.ones(16)), nn.Parameter(torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(F.group_norm(self.conv1(x), num_groups=4, weight=self.weight, bias=self.bias))
+        return self.fc(F.relu(F.instance_norm(self.conv2(x))).max(dim=-1).values)
+
+
+class Prototypes(nn.Module):
+    """Gaussian bumps around learned centres, and how alike features are to learned directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv1d(3, 16, 3), nn.Linear(16, 8)
+        self.centres, self.log_sigmas = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.zeros(6))
+        self.alike = nn.CosineSimilarity(dim=-1)
+        self.prototypes, self.head = nn.Parameter(torch.randn(6, 8)), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.fc(torch.maximum(self.conv(x).amax(-1), torch.zeros(1)))
+        z = F.normalize(z, p=1, dim=1) * 8
+        far = (z.unsqueeze(1) - self.centres.unsqueeze(0)).pow(2).sum(-1)
+        alike = self.alike(z.unsqueeze(1), self.prototypes.unsqueeze(0))
+        return self.head(torch.exp(-far / self.log_sigmas.exp()) + alike - torch.logsumexp(alike, 1, keepdim=True))
+
+
+class Graph(nn.Module):
+    """Sensors as the nodes of a graph whose edges are learned, as a product of two tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 3))
+        self.w1, self.w2, self.head = nn.Linear(12, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        adj = F.softmax(F.relu(self.source @ self.target), dim=1)
+        x = F.relu(self.w1(torch.matmul(adj, x)))
+        return self.head(F.relu(torch.einsum("nm,bmc->bnc", adj, self.w2(x))).mean(1))
+
+
+class Sinc(nn.Module):
+    """Band-pass filters of which the edges are learned, and a layer whose weight is of low rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.band = nn.Parameter(torch.rand(8, 1) * 0.2), nn.Parameter(torch.rand(8, 1) * 0.2)
+        self.register_buffer("n", 2 * math.pi * (torch.arange(5) - 2).float().view(1, -1) + 1e-3)
+        self.register_buffer("window", torch.hamming_window(5))
+        self.conv, self.head = nn.Conv1d(8, 16, 3), nn.Linear(8, 4)
+        self.up, self.down, self.bias = (
+            nn.Parameter(torch.randn(8, 2)),
+            nn.Parameter(torch.randn(2, 16) * 0.2),
+            nn.Parameter(torch.zeros(8)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = 0.01 + torch.abs(self.low)
+        high = torch.clamp(low + 0.02 + torch.abs(self.band), max=0.5)
+        filters = (torch.sin(high @ self.n) - torch.sin(low @ self.n)) / (self.n / 2) * self.window
+        x = F.conv1d(x[:, :1], filters.view(8, 1, 5), stride=1, padding=2).abs()
+        x = F.relu(self.conv(x)).mean(-1)
+        return self.head(F.relu(F.linear(x, self.up @ self.down, self.bias)))
+
+
+class StdConv2d(nn.Conv2d):
+    """A convolution whose weights are standardized."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        v, m = torch.var_mean(self.weight, dim=[1, 2, 3], keepdim=True, unbiased=False)
+        weight = (self.weight - m) / torch.sqrt(v + 1e-5)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class BigTransfer(nn.Module):
+    """Two of them, each behind a normalization of groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = StdConv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8)
+        self.conv2, self.head = StdConv2d(8, 16, 3, stride=2, padding=1), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.conv2(F.relu(self.norm1(self.conv1(x))))).mean((2, 3)))
+
+
+class HandGRU(nn.Module):
+    """A GRU by two linear layers."""
+
+    def __init__(self, wide: int = 8) -> None:
+        super().__init__()
+        self.wide = wide
+        self.x2h, self.h2h, self.fc = nn.Linear(3, 3 * wide), nn.Linear(wide, 3 * wide), nn.Linear(wide, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 1)
+        h = torch.zeros(x.size(0), self.wide, device=x.device)
+        for t in range(x.size(1)):
+            (xr, xz, xn), (hr, hz, hn) = self.x2h(x[:, t]).chunk(3, 1), self.h2h(h).chunk(3, 1)
+            z = torch.sigmoid(xz + hz)
+            h = (1 - z) * torch.tanh(xn + torch.sigmoid(xr + hr) * hn) + z * h
+        return self.fc(h)
+
+
+class ConvLSTMCell(nn.Module):
+    """An LSTM whose gates are a convolution."""
+
+    def __init__(self, inputs: int, wide: int) -> None:
+        super().__init__()
+        self.wide, self.conv = wide, nn.Conv2d(inputs + wide, 4 * wide, 3, padding=1)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h, c = state
+        i, f, o, g = torch.split(self.conv(torch.cat([x, h], dim=1)), self.wide, dim=1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+
+    def begin(self, many: int, height: int, width: int) -> tuple[Tensor, Tensor]:
+        zeros = torch.zeros(many, self.wide, height, width, device=self.conv.weight.device)
+        return zeros, zeros
+
+
+class Film(nn.Module):
+    """Pictures one by one, of which a cell keeps what it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = ConvLSTMCell(1, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        many, pictures, height, width = x.shape
+        state = self.cell.begin(many, height, width)
+        for t in range(pictures):
+            state = self.cell(x[:, t : t + 1], state)
+        return self.head(state[0].mean((2, 3)))
+
+
+class Cells(nn.Module):
+    """Two LSTM cells one over the other, with dropout between them, over words; padding leaves the state as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.drop = nn.Embedding(3, 8, padding_idx=0), nn.Dropout(0.2)
+        self.cells, self.head = nn.ModuleList(nn.LSTMCell(8, 8) for _ in range(2)), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen, e = x != 0, self.words(x.long())
+        h, c = ([x.new_zeros(x.size(0), 8) for _ in self.cells] for _ in range(2))
+        for t in range(x.size(1)):
+            y = e[:, t]
+            for i, cell in enumerate(self.cells):
+                after, c[i] = cell(y, (h[i], c[i]))
+                h[i] = torch.where(seen[:, t : t + 1], after, h[i])
+                y = self.drop(h[i])
+        return self.head(h[-1])
+
+
+class LooksAgain(nn.Module):
+    """A cell that looks at all states of a GRU, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.cell = nn.GRU(3, 8, batch_first=True), nn.GRUCell(8, 8)
+        self.score, self.head = nn.Linear(16, 1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.encoder(x.transpose(1, 2))
+        h = torch.zeros_like(states[:, 0])
+        for _ in range(2):
+            beside = torch.cat([states, h.unsqueeze(1).expand(-1, states.size(1), -1)], -1)
+            h = self.cell((F.softmax(self.score(beside), 1) * states).sum(1), h)
+        return self.head(h)
+
+
+class Residue(nn.Module):
+    """A block with dropout by a function and by a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.drop = nn.Linear(8, 8), nn.Linear(8, 8), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(self.two(F.dropout(F.relu(self.one(x)), 0.3, training=self.training)))
+
+
+class Shared(nn.Module):
+    """Blocks that are called again and again: torch's own, and one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.own, self.head = nn.Linear(3, 8), Residue(), nn.Linear(8, 4)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.transpose(1, 2))
+        for _ in range(2):
+            x = self.own(self.layer(x))
+        return self.head(x.mean(1))
+
+
+class Window(nn.Module):
+    """Attention over a window of a picture, biased by how far two places are apart, as Swin has it."""
+
+    def __init__(self, side: int = 4, wide: int = 8, heads: int = 2) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, (wide // heads) ** -0.5
+        self.relative_position_bias_table = nn.Parameter(torch.randn((2 * side - 1) ** 2, heads) * 0.02)
+        coords = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")).flatten(1)
+        far = (coords[:, :, None] - coords[:, None, :]).permute(1, 2, 0) + side - 1
+        self.register_buffer("relative_position_index", far[..., 0] * (2 * side - 1) + far[..., 1])
+        self.embed, self.qkv, self.proj = nn.Conv2d(1, wide, 2, 2), nn.Linear(wide, 3 * wide), nn.Linear(wide, wide)
+        self.norm, self.head = nn.LayerNorm(wide), nn.Linear(wide, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        b, n, c = x.shape
+        q, k, v = self.qkv(self.norm(x)).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.relative_position_bias_table[self.relative_position_index.view(-1)].view(n, n, -1)
+        attn = (q * self.scale) @ k.transpose(-2, -1) + bias.permute(2, 0, 1).contiguous().unsqueeze(0)
+        x = x + self.proj((attn.softmax(dim=-1) @ v).transpose(1, 2).reshape(b, n, c))
+        return self.head(x.mean(1))
+
+
 class GPT(nn.Module):
     """Two blocks of attention that looks back alone, by hand or by the function; ``how`` says which."""
 
@@ -684,6 +911,17 @@ NETS = {
     "generalized mean": (IMAGE, GeM),
     "annotated": ((3, 12), Annotated),
     "cosine head": ((3, 12), Compared),
+    "window": (IMAGE, Window),
+    "shared blocks": ((3, 12), Shared),
+    "gru by hand": ((3, 12), HandGRU),
+    "lstm of convolutions": ((3, 6, 6), Film),
+    "cells": ((5,), Cells),
+    "looks again": ((3, 12), LooksAgain),
+    "learned graph": ((3, 12), Graph),
+    "learned filters": ((3, 12), Sinc),
+    "standardized weights": (IMAGE, BigTransfer),
+    "prototypes": ((3, 12), Prototypes),
+    "normalized by functions": ((3, 12), Normed),
     "ecapa": ((3, 12), Heed),
     "x-vector": ((3, 12), XVector),
     "llama": ((9,), Llama),

@@ -12,13 +12,13 @@ from talaria.programs.layers.activation import Of, rule_of
 from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
 from talaria.programs.layers.broadcast import both
 from talaria.programs.layers.elementwise import between, negated, over, to_the
-from talaria.programs.layers.parameters import Weight, joined
+from talaria.programs.layers.parameters import Weight, beside_weight, joined
 
 
 def add(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
     """a + b, of which one is a map and the other a number or a parameter."""
     if isinstance(a, Weight) or isinstance(b, Weight):
-        return _beside_weight(step, layer, "Add", a, b)
+        return beside_weight(step, layer, "Add", a, b)
     x, number = (b, a) if isinstance(b, Map) else (a, b)
     y = step.draft.op("Add", x.value, step.draft.number(float(number), 2 + len(x.space)))
     return x.like(y), lambda g, wanted: [g]
@@ -48,7 +48,7 @@ def subtract(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
 def multiply(step: Step, layer: str, a: Any, b: Any) -> tuple[Map, Pullback]:
     """a b, of which one is a map and the other a number or a parameter."""
     if isinstance(a, Weight) or isinstance(b, Weight):
-        return _beside_weight(step, layer, "Mul", a, b)
+        return beside_weight(step, layer, "Mul", a, b)
     x, number = (b, a) if isinstance(b, Map) else (a, b)
     scale = step.draft.number(float(number), 2 + len(x.space))
     return x.like(step.draft.op("Mul", x.value, scale)), lambda g, wanted: [step.draft.op("Mul", g, scale)]
@@ -91,13 +91,6 @@ def clamp_min(step: Step, layer: str, x: Map, min: float) -> tuple[Map, Pullback
 def clamp_max(step: Step, layer: str, x: Map, max: float) -> tuple[Map, Pullback]:
     """No more than a number."""
     return clamp(step, layer, x, None, max)
-
-
-def _beside_weight(step: Step, layer: str, kind: str, a: Any, b: Any) -> tuple[Map, Pullback]:
-    x, weight = (b, a) if isinstance(a, Weight) else (a, b)
-    if not isinstance(x, Map):
-        raise refused(layer, "reckons with parameters alone", "let each meet a map")
-    return joined(step, layer, kind, x, weight)
 
 
 def _behind(

@@ -119,8 +119,7 @@ def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]
 def _drawn(step: Step, place: str, own: MultiheadAttention, share: str, length: int) -> str:
     """Draws for the weights (heads x batch, length, length): for all heads that there were, of which those that a mask
     leaves take the first ones."""
-    draft, mend = step.draft, "give each place an attention of its own"
-    draw = step.drawn(place, place, (heads_of(own), length, length), mend)
+    draft, draw = step.draft, step.drawn(place, (heads_of(own), length, length))
     left = draft.op("Shape", _heads(draft, share, length, length), start=0, end=1)
     ends = (draft.ints(0), left, draft.ints(0), draft.ints(1))
     return draft.reshape(draft.op("Slice", draft.transpose(draw, 1, 0, 2, 3), *ends), -1, length, length)

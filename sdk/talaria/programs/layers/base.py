@@ -144,12 +144,14 @@ class Step:
         name, axis = next((port.name, port.shape.index(size)) for port in draft.inputs if size in port.shape)
         return draft.op("Shape", name, start=axis, end=axis + 1)
 
-    def drawn(self, layer: str, place: str, shape: Sequence[Size], mend: str) -> str:
+    def drawn(self, place: str, shape: Sequence[Size]) -> str:
         """What the values at a ``place`` of a layer are multiplied with, an input of the program (batch, *shape): 0
-        where one falls away, 1/(1-p) elsewhere. Refuses a place that drops already."""
-        if self.draft.has(f"draw/{place}"):
-            raise refused(layer, "is used twice", mend)
-        return self.draft.input(f"draw/{place}", ("N", *shape))
+        where one falls away, 1/(1-p) elsewhere. Each call of a layer has one of its own, in the order of the calls."""
+        port, number = f"draw/{place}", 1
+        while self.draft.has(port):
+            number += 1
+            port = f"draw/{place}#{number}"
+        return self.draft.input(port, ("N", *shape))
 
     @property
     def samples(self) -> str:

@@ -7,16 +7,20 @@ What comes in and goes out is reckoned as torch has it, (batch, *sizes).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from talaria.programs.graph import Size, added
+from torch import Tensor
+
+from talaria.programs.graph import Draft, Size, added
 from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
+from talaria.programs.layers.rows import chosen
 from talaria.programs.layers.sequence import closed, filled, opened, picked, shaped, sizes, without
 
 
 def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullback]:
-    """``kind`` (Add, Mul or Div) of two maps of as many dimensions, where a size of 1 stands for any."""
+    """``kind`` (Add, Mul, Div, Max or Min) of two maps of as many dimensions, where a size of 1 stands for any."""
     draft, wide = step.draft, _joined(step, layer, kind, a, b)
     out = shaped(step, layer, wide)
     left, right = opened(step, a.value, a), opened(step, b.value, b)
@@ -27,6 +31,10 @@ def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullba
             return (lambda: g), (lambda: g)
         if kind == "Mul":
             return (lambda: draft.op("Mul", g, right)), (lambda: draft.op("Mul", g, left))
+        if kind in BEYOND:
+            pairs = (left, right), (right, left)
+            one, other = (partial(of_extreme, draft, kind, g, *pair) for pair in pairs)
+            return one, other
         share: Callable[[], str] = lambda: draft.op("Div", g, right)  # noqa: E731
         return share, (lambda: draft.op("Neg", draft.op("Mul", share(), whole)))
 
@@ -37,12 +45,22 @@ def both(step: Step, layer: str, kind: str, a: Map, b: Map) -> tuple[Map, Pullba
     return filled(step, whole, out), back
 
 
+BEYOND = {"Max": "Less", "Min": "Greater"}
+"""By the operator that takes one of two values, what the other one is."""
+
+
+def of_extreme(draft: Draft, kind: str, g: str, mine: str, other: str) -> str:
+    """The slope of one of two values of which the larger or the smaller was taken; equal ones share it."""
+    half = draft.op("Where", draft.op("Equal", mine, other), draft.op("Mul", g, draft.constant(0.5)), g)
+    return draft.op("Where", draft.op(BEYOND[kind], mine, other), draft.constant(0.0), half)
+
+
 def _joined(step: Step, layer: str, kind: str, a: Map, b: Map) -> list[Size]:
     one, other = sizes(a), sizes(b)
     pairs = [(step.known(m), step.known(n)) for m, n in zip(one, other, strict=False)]
     odd = [pair for pair in pairs if pair[0] != pair[1] and 1 not in pair]
     if len(one) != len(other) or odd:
-        what = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}[kind]
+        what = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}.get(kind, "compares")
         raise refused(layer, f"{what} maps of {one} and {other}", "bring both branches to one shape, or to sizes of 1")
     return [n if step.known(m) == 1 else m for m, n in zip(one, other, strict=True)]
 
@@ -158,6 +176,36 @@ def flipped(step: Step, layer: str, x: Map, *given: Any, dims: Sequence[int] = (
     return y, lambda g, wanted: [closed(step, turned(opened(step, g, out)), x)]
 
 
+def rolled(
+    step: Step, layer: str, x: Map, shifts: int | Sequence[int], dims: int | Sequence[int]
+) -> tuple[Map, Pullback]:
+    """Some dimensions behind the batch turned by so many places, of which those at the end come first."""
+    pairs = zip(*([one] if isinstance(one, int) else one for one in (shifts, dims)), strict=True)
+    ways = list[Pullback]()
+    for by, dim in pairs:
+        x, way = _rolled(step, layer, x, by, dim % (1 + len(sizes(x))))
+        ways.append(way)
+    return x, chained(*ways)
+
+
+def _rolled(step: Step, layer: str, x: Map, by: int, axis: int) -> tuple[Map, Pullback]:
+    size = 0 if axis == 0 else step.known(sizes(x)[axis - 1])
+    if size == 0:
+        raise refused(layer, "turns the batch", "turn dimensions behind it")
+    at = -by % size
+    if at == 0:
+        return x, lambda g, wanted: [g]
+    (end, of_end), (start, of_start) = (cut(step, layer, x, axis, one) for one in (slice(at, size), slice(0, at)))
+    y, back = beside(step, layer, [end, start], axis)
+
+    def turned(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slopes = zip((of_end, of_start), back(g, [True, True]), strict=True)
+        found = [one for way, slope in slopes if slope is not None for one in way(slope, [True])]
+        return [step.draft.total([one for one in found if one is not None])]
+
+    return y, turned
+
+
 def _cut(step: Step, layer: str, size: Size, places: range) -> tuple[Size, Size, Size]:
     """What lies before these places of a size, at them, and behind them."""
     if isinstance(size, int):
@@ -189,6 +237,8 @@ def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[
     for one in full:
         if one is None:
             x, way = unsqueezed(step, layer, x, axis)
+        elif isinstance(one, Tensor):
+            x, way = chosen(step, layer, x, axis, one)
         elif isinstance(one, bool) or not isinstance(one, int | slice):
             raise refused(layer, f"takes {index!r}"[:120], "take numbers and pieces, as in x[:, -1, 2:5]")
         elif isinstance(one, int):
@@ -196,10 +246,25 @@ def indexed(step: Step, layer: str, x: Map, index: tuple[object, ...]) -> tuple[
         elif one != slice(None):
             x, way = cut(step, layer, x, axis, one)
         axis += not isinstance(one, int)
-        if one != slice(None):
+        if not isinstance(one, slice) or one != slice(None):
             ways.append(way)
 
     return x, chained(*ways) if ways else lambda g, wanted: [g]
+
+
+def stacked(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map, Pullback]:
+    """Maps of one shape along a new dimension behind the batch, as torch.stack has them."""
+    axis = dim % (2 + len(sizes(given[0])))
+    if axis == 0:
+        raise refused(layer, "puts maps one behind the other before the batch", "use torch.stack(maps, dim=1)")
+    apart = [unsqueezed(step, layer, x, axis) for x in given]
+    y, back = beside(step, layer, [one for one, _ in apart], axis)
+
+    def turned(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slopes = zip(back(g, wanted), apart, strict=True)
+        return [None if slope is None else way(slope, [True])[0] for slope, (_, way) in slopes]
+
+    return y, turned
 
 
 def beside(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map, Pullback]:

@@ -16,11 +16,11 @@ from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
 from talaria.programs.layers import activation, arithmetic, lengths, plumbing, pooling, projection, sample_norm
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, refused
-from talaria.programs.layers.broadcast import cut, flipped, indexed, stretched, unsqueezed
+from talaria.programs.layers.broadcast import cut, flipped, indexed, rolled, stretched, unsqueezed
 from talaria.programs.layers.deviations import deviation, variance
 from talaria.programs.layers.einsum import einsum
 from talaria.programs.layers.glu import glu
-from talaria.programs.layers.largest import largest, smallest
+from talaria.programs.layers.largest import larger, largest, logsumexp, smaller, smallest
 from talaria.programs.layers.masking import inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each
@@ -37,7 +37,7 @@ from talaria.programs.layers.sequence import (
     sizes,
     turned,
 )
-from talaria.programs.layers.shares import log_softmax, softmax
+from talaria.programs.layers.shares import log_softmax, softmax, softmin
 
 Call = Callable[..., tuple[Map, Pullback]]
 """``(step, layer, *the function's arguments, with maps in their places) -> the map, and the slopes of its maps``."""
@@ -48,13 +48,6 @@ class Batch:
 
 
 BATCH = Batch()
-
-
-class Zeros:
-    """Zeros for each sample, which recurrent layers begin with in any case."""
-
-
-ZEROS = Zeros()
 
 
 def _axis(x: Map, axis: int) -> int:
@@ -193,6 +186,9 @@ def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pu
     each, place = wide // many, place % many
     if "+" in str(sizes(x)[-1]):
         return cut(step, layer, x, axis, slice(place * each, (place + 1) * each))
+    label = step.held(sizes(x)[-1])
+    if isinstance(label, str) and "*" not in label:
+        return _share(step, layer, x, label, many, place)
     rest: list[Size] = [*sizes(x)[:-1], each]
     out = shaped(step, layer, rest)
     ends = (draft.ints(n) for n in (place * each, (place + 1) * each, axis, 1))
@@ -203,6 +199,24 @@ def part(step: Step, layer: str, x: Map, many: int, place: int) -> tuple[Map, Pu
         low[axis], high[axis] = place * each, wide - (place + 1) * each
         whole = draft.op("Pad", opened(step, g, out), draft.ints(*low, *high), draft.constant(0.0))
         return [closed(step, whole, x)]
+
+    return y, back
+
+
+def _share(step: Step, layer: str, x: Map, label: str, many: int, place: int) -> tuple[Map, Pullback]:
+    """One of ``many`` equal parts of a width at the end from which a mask takes alike in each."""
+    draft, before = step.draft, (0,) * len(sizes(x))
+    out, axis = shaped(step, layer, [*sizes(x)[:-1], f"{label}*{1 / many}"]), len(before)
+    parts = draft.reshape(opened(step, x.value, x), *before, many, -1)
+    piece = draft.op("Slice", parts, *(draft.ints(n) for n in (place, place + 1, axis, 1)))
+    y = filled(step, draft.reshape(piece, *before, -1), out)
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        low, high = [0] * (2 + axis), [0] * (2 + axis)
+        low[axis], high[axis] = place, many - 1 - place
+        slope = draft.op("Unsqueeze", opened(step, g, out), draft.ints(axis))
+        whole = draft.op("Pad", slope, draft.ints(*low, *high), draft.constant(0.0))
+        return [closed(step, draft.reshape(whole, *before, -1), x)]
 
     return y, back
 
@@ -337,6 +351,8 @@ def _not_dropped(
     return _same(step, layer, x)
 
 
+CONVOLUTIONS = projection.convolved(nn.Conv1d, 1), projection.convolved(nn.Conv2d, 2)
+
 CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.transpose, "transpose", "swapaxes"), _transpose),
     **dict.fromkeys((torch.permute, "permute"), _permute),
@@ -356,12 +372,15 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), matmul),
     operator.getitem: _item,
     **dict.fromkeys((torch.flip, "flip"), flipped),
+    **dict.fromkeys((torch.roll, "roll"), rolled),
     **dict.fromkeys((torch.sum, "sum"), _sum),
     **dict.fromkeys((torch.unsqueeze, "unsqueeze"), unsqueezed),
     **dict.fromkeys((torch.clamp, torch.clip, "clamp", "clip"), arithmetic.clamp),
     **dict.fromkeys((torch.clamp_min, "clamp_min"), arithmetic.clamp_min),
     **dict.fromkeys((torch.clamp_max, "clamp_max"), arithmetic.clamp_max),
     F.linear: projection.linear,
+    **dict.fromkeys((F.conv1d, torch.conv1d), CONVOLUTIONS[0]),
+    **dict.fromkeys((F.conv2d, torch.conv2d), CONVOLUTIONS[1]),
     torch.einsum: einsum,
     F.scaled_dot_product_attention: attend,
     F.pad: padded,
@@ -378,6 +397,11 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     F.adaptive_max_pool2d: _adaptive_pool(nn.AdaptiveMaxPool2d, pooling.adaptive_max),
     **dict.fromkeys((torch.amax, "amax"), largest),
     **dict.fromkeys((torch.amin, "amin"), smallest),
+    **dict.fromkeys((torch.maximum, "maximum", torch.max, "max"), larger),
+    **dict.fromkeys((torch.minimum, "minimum", torch.min, "min"), smaller),
+    **dict.fromkeys((torch.logsumexp, "logsumexp"), logsumexp),
+    F.softmin: softmin,
+    F.cosine_similarity: lengths.cosine_similarity,
     F.glu: glu,
     **dict.fromkeys((torch.norm, "norm"), lengths.norm),
     torch.linalg.norm: lengths.linalg_norm,
@@ -387,6 +411,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.std, "std"), deviation),
     F.layer_norm: sample_norm.layer_norm,
     **dict.fromkeys((F.rms_norm, torch.rms_norm), sample_norm.rms_norm),
+    **dict.fromkeys((F.group_norm, torch.group_norm), sample_norm.group_norm),
+    F.instance_norm: sample_norm.instance_norm,
     **dict.fromkeys((operator.pow, torch.pow, "pow"), arithmetic.raised),
     **{function: _activation(kind) for function, kind in activation.FUNCTIONS.items()},
     **dict.fromkeys(("contiguous", "clone"), _same),
@@ -407,7 +433,9 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
 """By the function, or the name of a tensor's method."""
 WITH_PARAMETERS = (
     *(arithmetic.add, arithmetic.subtract, arithmetic.multiply, arithmetic.divide, arithmetic.raised),
-    *(_expand, _expand_as, _repeat, projection.linear, sample_norm.layer_norm, sample_norm.rms_norm),
-    *(masked_fill, where, matmul, attend, einsum),
+    *(_expand, _expand_as, _repeat, projection.linear),
+    *(sample_norm.layer_norm, sample_norm.rms_norm, sample_norm.group_norm, sample_norm.instance_norm),
+    *CONVOLUTIONS,
+    *(masked_fill, where, matmul, attend, einsum, larger, smaller, lengths.cosine_similarity),
 )
 """Calls that may be given parameters of the module, and tables."""

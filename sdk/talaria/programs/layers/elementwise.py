@@ -87,9 +87,14 @@ def to_the(exponent: float) -> Of:
     return of
 
 
-def _size(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+def size(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    """How far each value is from 0, which itself learns nothing, as in torch."""
     below = draft.op("Less", x, draft.constant(0.0))
-    return draft.op("Where", below, draft.op("Neg", x), x), lambda g: draft.op("Where", below, draft.op("Neg", g), g)
+    return draft.op("Where", below, draft.op("Neg", x), x), lambda g: draft.op("Mul", g, draft.op("Sign", x))
+
+
+def _side(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    return draft.op("Sign", x), lambda g: draft.op("Mul", g, draft.constant(0.0))
 
 
 def between(low: float | None, high: float | None) -> Of:
@@ -141,7 +146,8 @@ PLAIN: Mapping[Callable[..., object] | str, Of] = {
     **dict.fromkeys((torch.rsqrt, "rsqrt"), _over_root),
     **dict.fromkeys((torch.reciprocal, "reciprocal"), over(1.0)),
     **dict.fromkeys((torch.square, "square"), _square),
-    **dict.fromkeys((operator.abs, torch.abs, "abs"), _size),
+    **dict.fromkeys((operator.abs, torch.abs, "abs"), size),
+    **dict.fromkeys((torch.sign, torch.sgn, "sign", "sgn"), _side),
 }
 """Functions of each value alone, and methods."""
 EACH: Mapping[Callable[..., object] | str, tuple[Of, Module]] = {

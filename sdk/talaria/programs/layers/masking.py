@@ -40,18 +40,25 @@ def masked_fill(step: Step, layer: str, x: Map, mask: Map | Weight, value: float
 
 
 def where(step: Step, layer: str, mask: Map | Weight, x: Map | float, y: Map | float) -> tuple[Map, Pullback]:
-    """A map where ``mask`` is or is not, and a number elsewhere."""
-    one, number = (x, y) if isinstance(x, Map) else (y, x)
-    if not isinstance(one, Map) or not isinstance(mask, Map | Weight) or not isinstance(number, int | float):
-        raise refused(layer, "chooses among two maps or none", "choose between a map and a number, or add products")
-    gone = hidden(step, layer, sizes(one), mask)
-    filled_in, back = _chosen(step, one, step.draft.op("Not", gone) if one is x else gone, number)
+    """A map where ``mask`` is or is not, and another one of its sizes or a number elsewhere."""
+    draft, given = step.draft, [one for one in (x, y) if isinstance(one, Map)]
+    fits = len({tuple(step.known(one) for one in sizes(each)) for each in given}) == 1
+    if not fits or not all(isinstance(one, Map | int | float) for one in (x, y)) or not isinstance(mask, Map | Weight):
+        raise refused(
+            layer, "chooses otherwise than among maps of one shape", "give a mask, a map, and one or a number"
+        )
+    like = given[0]
+    here = hidden(step, layer, sizes(like), mask)
+    values = [opened(step, one.value, one) if isinstance(one, Map) else draft.constant(float(one)) for one in (x, y)]
+    none = draft.constant(0.0)
 
-    def turned(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        (slope, *_) = back(g, wanted)
-        return [None, slope] if isinstance(mask, Map) else [slope]
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        slope = opened(step, g, like)
+        slopes = draft.op("Where", here, slope, none), draft.op("Where", here, none, slope)
+        found = [closed(step, own, one) for own, one in zip(slopes, (x, y), strict=True) if isinstance(one, Map)]
+        return [None, *found] if isinstance(mask, Map) else found
 
-    return filled_in, turned
+    return filled(step, draft.op("Where", here, *values), like), back
 
 
 def _chosen(step: Step, x: Map, gone: str, value: float) -> tuple[Map, Pullback]:

@@ -88,7 +88,7 @@ def stochastic_depth(step: Step, layer: str, module: Module, given: Sequence[Map
         return identity(step, layer, module, given)
     if own.mode != "row":
         raise refused(layer, f"drops by mode={own.mode!r}", "use mode='row'")
-    draw = step.drawn(layer, layer, (1,), OWN_DROPOUT)
+    draw = step.drawn(layer, (1,))
     if x.lead:
         draw = draft.reshape(draw, -1, *(1,) * len(sizes(x)))
         value = draft.op("Mul", opened(step, x.value, x), draw)
@@ -97,15 +97,12 @@ def stochastic_depth(step: Step, layer: str, module: Module, given: Sequence[Map
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
 
 
-OWN_DROPOUT = "give each place a dropout of its own"
-
-
 def dropout(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """x times a draw."""
     own, draft, (x,) = cast(Dropout, module), step.draft, given
     if not own.training or own.p == 0:
         return identity(step, layer, module, given)
-    draw = closed(step, step.drawn(layer, layer, sizes(x), OWN_DROPOUT), x)
+    draw = closed(step, step.drawn(layer, sizes(x)), x)
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
 
 
@@ -114,7 +111,7 @@ def channel_dropout(step: Step, layer: str, module: Module, given: Sequence[Map]
     own, draft, (x,) = cast(Dropout, module), step.draft, given
     if not own.training or own.p == 0:
         return identity(step, layer, module, given)
-    draw = step.drawn(layer, layer, sizes(x)[:1], OWN_DROPOUT)
+    draw = step.drawn(layer, sizes(x)[:1])
     draw = draft.transpose(draw, 1, 0) if x.space else draw
     for axis in range(2, 1 + len(sizes(x))):
         draw = draft.op("Unsqueeze", draw, draft.ints(axis))

@@ -9,15 +9,16 @@ import numpy as np
 
 from talaria.programs.layers import projection
 from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.einsum import einsum
 from talaria.programs.layers.masking import hidden
 from talaria.programs.layers.parameters import Weight, each, require_met
 from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
 
 
 def matmul(step: Step, layer: str, a: Map | Weight, b: Map | Weight) -> tuple[Map, Pullback]:
-    """a b, of which the second may be a parameter."""
+    """a b, of which one may be a parameter."""
     if isinstance(a, Weight):
-        raise refused(layer, "multiplies a parameter by a map", "put the map first: x @ self.weight")
+        return einsum(step, layer, "nm,bmc->bnc", a, b)
     if isinstance(b, Weight):
         return projection.matmul(step, layer, a, b)
     draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))

@@ -39,7 +39,7 @@ def states(step: Step, layer: str, module: Module, given: Sequence[Map], form: F
     (moments,), weights = x.lead, Matrices(step, layer, module)
     below, wide = closed(step, draft.transpose(opened(step, x.value, x), 1, 0, 2), x), x.channels
     layers, between = list[_Layer](), places(own, weights.place) if own.training else []
-    draws = [_draw(step, layer, place, moments, added([layer] * (1 + own.bidirectional))) for place in between]
+    draws = [_draw(step, place, moments, added([layer] * (1 + own.bidirectional))) for place in between]
     for number in range(own.num_layers):
         short = form == "last" and number == own.num_layers - 1
         layers.append(_layer(weights, number, below, wide, moments, short))
@@ -140,10 +140,9 @@ def _layer(weights: Matrices, number: int, below: str, wide: Size, moments: int,
     return _Layer(step, weights.layer, moments, [side for side, _ in runs], [way for _, way in runs])
 
 
-def _draw(step: Step, layer: str, place: str, moments: int, wide: Size) -> str:
+def _draw(step: Step, place: str, moments: int, wide: Size) -> str:
     """Draws for the states at a ``place``, (moments x batch, channels)."""
-    mend = "give each place a layer of its own, or leave out dropout"
-    given = step.drawn(layer, place, (moments, wide), mend)
+    given = step.drawn(place, (moments, wide))
     return step.draft.op("Flatten", step.draft.transpose(given, 1, 0, 2), axis=2)
 
 

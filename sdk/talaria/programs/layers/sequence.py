@@ -123,6 +123,8 @@ def picked(step: Step, layer: str, x: Map, axis: int, place: int) -> tuple[Map, 
     size = step.known(wide.pop(axis - 1))
     if not -size <= place < size:
         raise refused(layer, f"takes place {place} of {size}", "take one that there is")
+    if not wide:
+        raise refused(layer, f"takes one number of each sample, at {place} of {size}", "keep it so: x[:, 2:3]")
     place %= size
     out = shaped(step, layer, wide)
     begin, end, at, one = (draft.ints(n) for n in (place, place + 1, axis, 1))

@@ -1,14 +1,16 @@
-"""Softmax and its logarithm, along any dimension behind the batch: in a network, or at its end."""
+"""Softmax, softmin and their logarithms, along any dimension behind the batch: in a network, or at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from torch.nn import LogSoftmax, Module
+from torch.nn import Identity, LogSoftmax, Module, Softmax, Softmin
 
 from talaria.programs.graph import Draft
-from talaria.programs.layers.base import Map, Pullback, Step, refused
+from talaria.programs.layers.activation import Of, Slope, rule_of
+from talaria.programs.layers.base import Map, Pullback, Step, chained, refused
+from talaria.programs.layers.elementwise import negated
 from talaria.programs.layers.sequence import closed, filled, opened, sizes
 
 
@@ -28,10 +30,26 @@ def log_softmax(
     return _along(step, layer, "LogSoftmax", x, dim)
 
 
+def softmin(
+    step: Step, layer: str, input: Map, dim: int | None = None, _stacklevel: int = 3, dtype: None = None
+) -> tuple[Map, Pullback]:
+    """Softmax of the values below zero that they are above."""
+    turned, turn = rule_of(negated)(step, layer, Identity(), [input])
+    y, back = softmax(step, layer, turned, dim, dtype=dtype)
+    return y, chained(turn, back)
+
+
 def of_module(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """As the module says."""
-    function = log_softmax if isinstance(module, LogSoftmax) else softmax
+    function = _FUNCTIONS[type(module)]
     return function(step, layer, given[0], cast(Any, module).dim)
+
+
+_FUNCTIONS: Mapping[type[Module], Callable[..., tuple[Map, Pullback]]] = {
+    Softmax: softmax,
+    LogSoftmax: log_softmax,
+    Softmin: softmin,
+}
 
 
 def _plain(layer: str, dtype: object) -> None:
@@ -52,15 +70,26 @@ def _along(step: Step, layer: str, kind: str, x: Map, dim: int | None) -> tuple[
         raise refused(layer, f"goes along dim={dim} of {rank} dimensions", "use dim=-1")
     rows = axis == rank - 1 and not x.space  # as they stand
     at = 1 if rows else axis
-    y = draft.op(kind, x.value if rows else opened(step, x.value, x), axis=at)
+    y, slope = shared(kind, at)(draft, x.value if rows else opened(step, x.value, x), Identity())
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        slope = g if rows else opened(step, g, x)
-        if kind == "Softmax":
-            found = softened(draft, slope, y, at)
-        else:
-            whole = draft.sum(slope, at, keep=True)
-            found = draft.op("Sub", slope, draft.op("Mul", draft.op("Exp", y), whole))
-        return [found if rows else closed(step, found, x)]
+        return [slope(g) if rows else closed(step, slope(opened(step, g, x)), x)]
 
     return x.like(y) if rows else filled(step, y, x), back
+
+
+def shared(kind: str, axis: int) -> Of:
+    """Softmax or LogSoftmax of values along an ``axis``."""
+
+    def of(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+        y = draft.op(kind, x, axis=axis)
+
+        def slope(g: str) -> str:
+            if kind == "Softmax":
+                return softened(draft, g, y, axis)
+            whole = draft.sum(g, axis, keep=True)
+            return draft.op("Sub", g, draft.op("Mul", draft.op("Exp", y), whole))
+
+        return y, slope
+
+    return of

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import Module, RNNBase
+from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from talaria.model.inside import base_of
@@ -30,6 +31,7 @@ from talaria.programs.layers import (
     resizing,
     sample_norm,
     shares,
+    swin,
 )
 from talaria.programs.layers.base import Rule
 from talaria.programs.layers.parameters import Weight
@@ -52,7 +54,7 @@ LAYERS: Mapping[type[Module], Rule] = {
     nn.RMSNorm: sample_norm.of_rms_norm,
     nn.GroupNorm: on_maps(normalization.group_norm),
     **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d), on_maps(normalization.instance_norm)),
-    **dict.fromkeys((nn.Softmax, nn.LogSoftmax), shares.of_module),
+    **dict.fromkeys((nn.Softmax, nn.LogSoftmax, nn.Softmin), shares.of_module),
     nn.PReLU: prelu,
     nn.GLU: glu.of_module,
     nn.Flatten: plumbing.flatten,
@@ -75,9 +77,6 @@ RECURRENT = tuple(recurrent.CELLS)
 
 MENDS: Mapping[type[Module], str] = {
     nn.EmbeddingBag: "use Embedding, and a mean over the length",
-    nn.RNNCell: "use RNN over the whole sequence",
-    nn.GRUCell: "use GRU over the whole sequence",
-    nn.LSTMCell: "use LSTM over the whole sequence",
     nn.Transformer: "use TransformerEncoder",
 }
 """What to use instead, where that is known."""
@@ -115,11 +114,53 @@ def _encoder(own: Any, x: Any, mask: Any = None, src_key_padding_mask: Any = Non
     return x if own.norm is None else own.norm(x)
 
 
+def _sums(own: Any, x: Any, h: Any) -> tuple[Any, Any]:
+    """What a cell makes of its input and of its state before they meet."""
+    h = x.new_zeros(x.shape[0], own.hidden_size) if h is None else h
+    return F.linear(x, own.weight_ih, own.bias_ih), F.linear(h, own.weight_hh, own.bias_hh)
+
+
+def _rnn_cell(own: Any, x: Any, hx: Any = None) -> Any:
+    given, before = _sums(own, x, hx)
+    return torch.tanh(given + before) if own.nonlinearity == "tanh" else torch.relu(given + before)
+
+
+def _gru_cell(own: Any, x: Any, hx: Any = None) -> Any:
+    given, before = _sums(own, x, hx)
+    (r, z, n), (r_before, z_before, n_before) = (one.chunk(3, -1) for one in (given, before))
+    n = torch.tanh(n + torch.sigmoid(r + r_before) * n_before)
+    z = torch.sigmoid(z + z_before)
+    return n - z * n if hx is None else n + z * (hx - n)
+
+
+def _lstm_cell(own: Any, x: Any, hx: Any = None) -> Any:
+    h, c = (None, None) if hx is None else hx
+    given, before = _sums(own, x, h)
+    i, f, g, o = (given + before).chunk(4, -1)
+    kept = torch.sigmoid(i) * torch.tanh(g)
+    c = kept if c is None else torch.sigmoid(f) * c + kept
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def _alike(own: Any, x1: Any, x2: Any) -> Any:
+    return F.cosine_similarity(x1, x2, own.dim, own.eps)
+
+
 PASSES: Mapping[type[Module], Callable[..., Any]] = {
+    nn.CosineSimilarity: _alike,
+    nn.RNNCell: _rnn_cell,
+    nn.GRUCell: _gru_cell,
+    nn.LSTMCell: _lstm_cell,
     nn.TransformerEncoderLayer: _encoder_layer,
     nn.TransformerEncoder: _encoder,
 }
 """The plain pass of modules of torch's own that are looked into."""
+
+NAMED_PASSES: Mapping[str, Callable[..., Any]] = {
+    "torchvision.models.swin_transformer.ShiftedWindowAttention": swin.attention,
+    "torchvision.models.swin_transformer.PatchMerging": swin.merging,
+}
+"""Likewise by the full name of a module's type, where its package may be missing."""
 
 NAMED: Mapping[str, Rule] = {"torchvision.ops.stochastic_depth.StochasticDepth": plumbing.stochastic_depth}
 """By the full name of a module's type, where its package may be missing."""
@@ -162,10 +203,19 @@ def states_in(form: recurrent.Form) -> Rule:
     return on_rows(partial(recurrent.states, form=form))
 
 
+def pass_of(module: Module) -> Callable[..., Any] | None:
+    """The plain pass of a module that is looked into in place of its own; None of any other."""
+    return PASSES.get(type(module)) or NAMED_PASSES.get(_full_name(type(module)))
+
+
+def _full_name(kind: type[Module]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def rule_of(module: Module) -> Rule | None:
     """The rule of a module, or None where it has none."""
     kind = type(module)
     if is_weight_normed(module):
         plain = kind.__mro__[1]  # before it was parametrized
         return weight_normed(LAYERS[plain]) if plain in WEIGHING else None
-    return LAYERS.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
+    return LAYERS.get(kind) or NAMED.get(_full_name(kind))
