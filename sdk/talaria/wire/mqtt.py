@@ -25,6 +25,7 @@ from talaria.wire.broker_url import Address, Tls
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.in_flight import InFlight
 from talaria.wire.inbox_budget import Budget
+from talaria.wire.lost import Lost
 from talaria.wire.mqtt_asyncio import Pump
 from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, Transport, Will
 from talaria.wire.validity import validities
@@ -233,7 +234,7 @@ class Mqtt:
 
     def flying(self, name: str) -> bool:
         """Whether a message of this name is on its way, on the present connection."""
-        return self._session is not None and self._session.flying(name)
+        return self._session is not None and self._session.flying.has(name, time.monotonic())
 
     async def follow(self, *filters: str) -> None:
         """Subscribe to these too, on this connection and all later ones; returns once the broker has them, or where the
@@ -281,25 +282,6 @@ class _OldBrokerError(Exception):
     """The broker does not know MQTT 5."""
 
 
-class _Lost:
-    """Set once, with a reason."""
-
-    def __init__(self) -> None:
-        self._event, self.reason = asyncio.Event(), ""
-
-    def set(self, reason: str) -> None:
-        if not self._event.is_set():
-            self.reason = reason
-            self._event.set()
-
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    async def wait_reason(self) -> str:
-        await self._event.wait()
-        return self.reason
-
-
 class _Errors(logging.Logger):
     """A log that only hears errors: by ``on_log`` paho would write out a line for each packet."""
 
@@ -322,10 +304,10 @@ class _Session:
         self._as_published = as_published
         self._pump = None if threaded else Pump(client)
         self._loop = asyncio.get_running_loop()
-        self.lost = _Lost()
+        self.lost = Lost()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._early: list[Arrival] | None = []
-        self._flying = InFlight(UNANSWERED_S, time.monotonic())
+        self.flying = InFlight(UNANSWERED_S, time.monotonic())
         self._moved = asyncio.Event()
         self._filters: tuple[str, ...] = ()
         self._first: set[int] = set()
@@ -363,14 +345,11 @@ class _Session:
             self._inbox.put_nowait(arrival)
         self._early = None
 
-    def flying(self, name: str) -> bool:
-        return self._flying.has(name, time.monotonic())
-
     async def publish(self, topic: str, payload: bytes, retain: bool, name: str) -> bool:
-        while len(self._flying) >= self._window and not self.lost.is_set():
+        while len(self.flying) >= self._window and not self.lost.is_set():
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._flying.patience / 4):
+                async with asyncio.timeout(self.flying.patience / 4):
                     await self._moved.wait()
             self._require_answers()
         self._require_answers()
@@ -379,16 +358,16 @@ class _Session:
         sent = self._client.publish(topic, payload, qos=1, retain=retain)
         if sent.rc != paho.MQTT_ERR_SUCCESS:
             return False
-        self._flying.sent(sent.mid, time.monotonic(), name)
+        self.flying.sent(sent.mid, time.monotonic(), name)
         return True
 
     def _require_answers(self) -> None:
         """A connection on which acknowledgements are lost is given up: the next one says again what is needed."""
-        if self._flying.forgotten(time.monotonic()):
-            self._gone(f"the broker left {len(self._flying)} messages unanswered for {self._flying.patience:g} s")
+        if self.flying.forgotten(time.monotonic()):
+            self._gone(f"the broker left {len(self.flying)} messages unanswered for {self.flying.patience:g} s")
 
     async def settled(self) -> bool:
-        while self._flying and not self.lost.is_set():
+        while self.flying and not self.lost.is_set():
             self._moved.clear()
             await self._moved.wait()
         return not self.lost.is_set()
@@ -443,7 +422,7 @@ class _Session:
             self._early.append(arrival)
 
     def _acked(self, number: int) -> None:
-        self._flying.acknowledged(number, time.monotonic())
+        self.flying.acknowledged(number, time.monotonic())
         self._moved.set()
 
     def _gone(self, reason: str) -> None:
