@@ -24,30 +24,32 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_in_process import House, run_all
 
 
+def learned_by(one, shown=""):
+    """The coordinator and its devices, which serve what they learned, to the end; what the devices told."""
+    coordinator = one.serve()
+    url = coordinator.wait_for("ready")["broker"]
+    files = [one.device_config(name, url) for name in one.devices]
+    for path, name in zip(files, one.devices, strict=True):
+        served = f'bundle = "{name}.talaria"\nvariants = ["fp32"]\n[fleet]'
+        path.write_text(path.read_text().replace("[fleet]", served) + shown)
+    agents = one._start("edge", "run", *files, "--json")
+    assert (coordinator.end(), agents.end()) == (0, 0)
+    return agents.events
+
+
 @pytest.mark.parametrize("ask", [False, True])
 def test_a_run_that_does_as_well_goes_on_with_all(fleet, a_run, ask):
     """A class more, of which nobody has a sample yet: no gate has a reason to refuse, nor to deploy."""
     one = fleet(a_run("fedper", rounds=2, epochs=4), devices=("anna", "bela"), extra="[canary]\nshare = 0.5\n")
-
-    def learned():
-        coordinator = one.serve()
-        url = coordinator.wait_for("ready")["broker"]
-        files = [one.device_config(name, url) for name in one.devices]
-        for path, name in zip(files, one.devices, strict=True):
-            served = f'bundle = "{name}.talaria"\nvariants = ["fp32"]\n[fleet]'
-            shown = "[home_assistant]\nask = true\n" if ask else ""
-            path.write_text(path.read_text().replace("[fleet]", served) + shown)
-        agents = one._start("edge", "run", *files, "--json")
-        assert (coordinator.end(), agents.end()) == (0, 0)
-
+    shown = "[home_assistant]\nask = true\n" if ask else ""
     for name in one.devices:  # easily told apart, so that all models name each
         kept = dict(np.load(one.folder / f"{name}.npz"))
         for part in ("train", "val"):
             kept[f"x_{part}"][:, :3] = 9 * np.eye(3)[kept[f"y_{part}"]][:, :, None]
         np.savez(one.folder / f"{name}.npz", **kept)
-    learned()
+    learned_by(one, shown)
     assert given(load_config(one.config), Order("next", rounds=4, classes=4)) == "running"
-    learned()
+    learned_by(one, shown)
     with Store(one.folder / "state" / "coordinator.db") as store:
         (passed,) = [event for event in store.events("watch", 500) if event["kind"].startswith("canary-")]
     assert (passed["kind"], passed["answered"], passed["refused"]) == ("canary-passed", 1, 0)
@@ -56,23 +58,11 @@ def test_a_run_that_does_as_well_goes_on_with_all(fleet, a_run, ask):
 def test_a_run_that_gates_let_pass_goes_on_with_all(fleet, a_run):
     one = fleet(a_run("fedper", rounds=2, epochs=4), devices=("anna", "bela"), extra="[canary]\nshare = 0.5\n")
     config = load_config(one.config)
-
-    def learned():
-        coordinator = one.serve()
-        url = coordinator.wait_for("ready")["broker"]
-        files = [one.device_config(name, url) for name in one.devices]
-        for path, name in zip(files, one.devices, strict=True):
-            served = f'bundle = "{name}.talaria"\nvariants = ["fp32"]\n[fleet]'
-            path.write_text(path.read_text().replace("[fleet]", served))
-        agents = one._start("edge", "run", *files, "--json")
-        assert (coordinator.end(), agents.end()) == (0, 0)
-        return agents.events
-
-    learned()
+    learned_by(one)
     assert given(config, Order("next", rounds=4, classes=4)) == "running"
     for seed, name in enumerate(one.devices):  # what runs cannot say the new class
         one.write_data(name, seed, classes=4)
-    told = learned()
+    told = learned_by(one)
     state = one.folder / "state"
     with Store(state / "coordinator.db") as store:
         assert not check(store, FolderBlobs(state / "blobs")).damage

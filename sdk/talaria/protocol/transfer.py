@@ -81,6 +81,10 @@ class Receiver:
         first = min(LONGEST_FIRST_S, min(self.cut.chunk, self.cut.size) / THIN)
         return max(wait, min(LONGEST_S, 2.0**self.tries * (2 * self.slowest or first)))
 
+    def overdue(self, now: float, wait: float) -> bool:
+        """Whether nothing has come for longer than the :meth:`patience`."""
+        return now - self.touched >= self.patience(wait)
+
     def window(self, now: float, credit: int, again: bool = False) -> bytes:
         """The bitmap to ask for now, or ``b""``: a new half window when half of the last has come, or, with
         ``again``, all that is outstanding once more."""

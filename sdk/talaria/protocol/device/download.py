@@ -161,8 +161,7 @@ class Download:
 
     def overdue(self, state: DeviceState, now: float) -> bool:
         """Whether nothing of the model that is on its way has come for too long."""
-        fetch = state.fetch
-        return fetch is not None and now - fetch.touched >= fetch.patience(self.patience(state))
+        return state.fetch is not None and state.fetch.overdue(now, self.patience(state))
 
     def patience(self, state: DeviceState) -> float:
         """Seconds after which what was not answered is said again."""

@@ -80,5 +80,5 @@ def took(fetch: KitFetch, device: str, frame: Frame, now: float, credit: int, sa
 def tick(fetch: KitFetch, now: float, wait: float, credit: int, say: Say) -> None:
     """Ask again where nothing came for ``wait`` seconds, or as long as a chunk may take."""
     receiver = fetch.receiver
-    if now - fetch.asked >= wait if receiver is None else now - receiver.touched >= receiver.patience(wait):
+    if now - fetch.asked >= wait if receiver is None else receiver.overdue(now, wait):
         ask(fetch, now, credit, say, again=True)

@@ -102,7 +102,7 @@ class DeviceMachine:
                 state.kit = None
             case e.FetchModel():
                 state.wanted = state.fetch is not None
-                if state.fetch is not None and self._model.overdue(state, now):
+                if self._model.overdue(state, now):
                     self._model.want(state, now, out)
             case e.Keeps():
                 state.keeps = event.mask
