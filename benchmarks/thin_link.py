@@ -10,9 +10,7 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +22,7 @@ from talaria.federated import global_model, rounds
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Samples
+from talaria_bench.fleet.thin_link import thin
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service
@@ -34,8 +33,6 @@ from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
 
 RUN = Run(spec=ModelSpec("imu_cnn", (6, 32), 3, seed=1), algorithm="fedavg", rounds=2, recipe=Recipe(batch=8))
-ROOM = 4096
-"""Bytes that the link itself keeps, each way, at most."""
 
 
 def samples() -> DeviceData:
@@ -43,37 +40,6 @@ def samples() -> DeviceData:
     y = np.arange(18) % 3
     x = np.random.default_rng(1).standard_normal((18, 6, 32)).astype(np.float32) + y[:, None, None].astype(np.float32)
     return DeviceData(Samples.of(x[:12], y[:12]), Samples.of(x[12:], y[12:]))
-
-
-@asynccontextmanager
-async def thin(port: int, rate: float) -> AsyncIterator[int]:
-    """The port of a link to ``port`` that lets ``rate`` bytes a second through, each way."""
-    pipes = set[asyncio.Task[None]]()
-
-    async def flow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        free = time.monotonic()
-        with suppress(OSError):
-            while data := await reader.read(2048):
-                free = max(free, time.monotonic()) + len(data) / rate
-                await asyncio.sleep(free - time.monotonic())
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        other, out = await asyncio.open_connection("127.0.0.1", port, limit=ROOM)
-        for one in (writer, out):
-            one.transport.set_write_buffer_limits(ROOM)
-        pipes.update(asyncio.create_task(flow(*pair)) for pair in ((reader, out), (other, writer)))
-
-    server = await asyncio.start_server(joined, "127.0.0.1", 0, limit=ROOM)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for pipe in pipes:
-            pipe.cancel()
-        await asyncio.gather(*pipes, return_exceptions=True)
 
 
 async def learned(folder: Path, url: str, rate: float, told: list[dict[str, Any]]) -> None:

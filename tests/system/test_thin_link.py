@@ -1,17 +1,16 @@
 """Over a thin link a piece takes longer than what is waited for elsewhere: none is sent twice for that."""
 
 import asyncio
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from servers import serving_small_packets
 
-from talaria import time
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Samples
 from talaria.wire.chunks import CHUNK
+from talaria_bench.fleet.thin_link import thin
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.storage.blobs import FolderBlobs
@@ -35,43 +34,6 @@ def samples():
     return DeviceData(Samples.of(x[:12], y[:12]), Samples.of(x[12:], y[12:]))
 
 
-@contextlib.asynccontextmanager
-async def thin(port):
-    """The port of a link to ``port`` that lets :data:`RATE` bytes a second through, each way, and keeps few of them."""
-    pipes = set()
-
-    async def flow(reader, writer):
-        free = time.monotonic()
-        try:
-            while data := await reader.read(2048):
-                free = max(free, time.monotonic()) + len(data) / RATE
-                await asyncio.sleep(free - time.monotonic())
-                writer.write(data)
-                await writer.drain()
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-    async def joined(reader, writer):
-        other, out = await asyncio.open_connection("127.0.0.1", port, limit=4096)
-        for one in (writer, out):
-            one.transport.set_write_buffer_limits(4096)
-        for pair in ((reader, out), (other, writer)):
-            pipe = asyncio.create_task(flow(*pair))
-            pipes.add(pipe)
-            pipe.add_done_callback(pipes.discard)
-
-    server = await asyncio.start_server(joined, "127.0.0.1", 0, limit=4096)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for pipe in list(pipes):
-            pipe.cancel()
-        await asyncio.gather(*pipes, return_exceptions=True)
-
-
 def test_what_takes_long_is_sent_once(tmp_path):
     told = []
 
@@ -80,7 +42,7 @@ def test_what_takes_long_is_sent_once(tmp_path):
             name="watch", run=RUN, state=tmp_path, members=("anna",), retry_s=RETRY_S, stay=False, deadline_s=0
         )
         service = Service(config, store, FolderBlobs(tmp_path / "blobs"), report=told.append)
-        async with thin(int(url.rsplit(":", 1)[1])) as port, asyncio.timeout(120), asyncio.TaskGroup() as group:
+        async with thin(int(url.rsplit(":", 1)[1]), RATE) as port, asyncio.timeout(120), asyncio.TaskGroup() as group:
             own = DeviceConfig(
                 device="anna", fleet="watch", broker=f"mqtt://127.0.0.1:{port}", state=tmp_path / "anna",
                 retry_s=RETRY_S, source=Given(samples),
