@@ -21,6 +21,9 @@ FLOAT, INT, BOOL = "float32", "int64", "bool"
 MOVES = ("Flatten", "Identity", "Reshape", "Slice", "Transpose", "Unsqueeze")
 """Operators that move the values of their first input, and change none."""
 
+STEEP = 3e38
+"""What a HardSigmoid multiplies with that is a step: it gives 0 for zero and 1 for what is above 1e-38."""
+
 
 def size_of(label: Size, sizes: Mapping[str, int]) -> int:
     """A size as a number, by the sizes of its names. Raises KeyError for a name that is not among them, ValueError for
@@ -129,6 +132,7 @@ class Draft:
     constants: dict[str, Array] = field(default_factory=dict)
     _made: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     _maker: dict[str, Node] = field(default_factory=dict)
+    _rows: set[str] = field(default_factory=set)
 
     def input(self, name: str, shape: Sequence[Size], dtype: str = FLOAT) -> str:
         """A value that each call brings."""
@@ -229,12 +233,31 @@ class Draft:
         b = self.transpose(b, 0, 2, 1) if turn_b else b
         return self.op("MatMul", a, b)
 
+    def row(self, value: str) -> str:
+        """The sum over the rows of a matrix as a product with ones, (1, columns); ``value`` has one row for each
+        sample."""
+        many = self.op("Shape", "x", start=0, end=1)
+        made = self.op("Gemm", self.op("Expand", self.constant([[1.0]]), many), value)
+        self._rows.add(made)
+        return made
+
     def grown(self, gradient: str, momentum: str, rate: float, rank: int) -> str:
-        """``rate`` x ``momentum`` + ``gradient``, as one operator where the gradient is a plain matrix product."""
+        """``rate`` x ``momentum`` + ``gradient``, as one operator where the gradient is a plain matrix product, or one
+        whose rows became a tensor's first dimension (``rank`` > 2), or whose one row a vector."""
         made = self._maker.get(gradient)
-        if made is not None and made.kind == "Gemm" and len(made.inputs) == 2:
-            return self.op("Gemm", *made.inputs, momentum, **dict(made.attributes), beta=rate)
-        return self.op("Add", self.op("Mul", momentum, self.number(rate, rank)), gradient)
+        moved = made if made is not None and made.kind == "Reshape" and self._by_rows(made, rank) else None
+        product = self._maker.get(moved.inputs[0]) if moved else made
+        if product is None or product.kind != "Gemm" or len(product.inputs) > 2:
+            return self.op("Add", self.op("Mul", momentum, self.number(rate, rank)), gradient)
+        flat = self.reshape(momentum, 0, -1) if rank > 2 else momentum
+        grown = self.op("Gemm", *product.inputs, flat, **dict(product.attributes), beta=rate)
+        return self.op("Reshape", grown, moved.inputs[1]) if moved else grown
+
+    def _by_rows(self, moved: Node, rank: int) -> bool:
+        if rank > 2:
+            shape = self.constants.get(moved.inputs[1])
+            return shape is not None and bool(shape[0] == 0)  # the first size stays
+        return rank == 1 and moved.inputs[0] in self._rows
 
     def finish(self, outputs: Sequence[tuple[Port, str]]) -> Graph:
         """The graph whose ``outputs`` are these values under the names of their ports; nothing unread stays."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from talaria.errors import ModelError
-from talaria.programs.graph import Draft, Graph, Node, Port
+from talaria.programs.graph import STEEP, Draft, Graph, Node, Port
 
 ALONG = "along/"
 """What stands between the kind and the key of a port that is the derivative of another's."""
@@ -49,7 +49,7 @@ def tangent(graph: Graph, moving: Sequence[str], shapes: Mapping[str, Sequence[i
         (out,) = node.outputs
         given = [made.value[name] for name in node.inputs]
         made.value[out] = draft.op(node.kind, *given, **dict(node.attributes))
-        if any(name in made.moved for name in node.inputs) and node.kind not in _NONE:
+        if any(name in made.moved for name in node.inputs) and not _stands(node):
             rule = _RULES.get(node.kind)
             if rule is None:
                 raise ModelError(f"program: {node.kind} cannot be differentiated twice; use differences of gradients")
@@ -174,6 +174,18 @@ def _between(made: _Made, node: Node, out: str) -> str:
     return made.op("Where", inside, made.moved[node.inputs[0]], made.number(0.0))
 
 
+def _stands(node: Node) -> bool:
+    """Whether an operator is constant wherever it can be differentiated."""
+    return node.kind in _NONE or (node.kind == "HardSigmoid" and node.get("alpha") == STEEP)
+
+
+def _sloping(made: _Made, node: Node, out: str) -> str:
+    """A line between 0 and 1: its steepness there, and nothing beyond."""
+    y, way = made.value[out], made.op("Mul", made.moved[node.inputs[0]], made.number(node.get("alpha")))
+    inside = made.op("And", made.op("Greater", y, made.number(0.0)), made.op("Less", y, made.number(1.0)))
+    return made.op("Where", inside, way, made.number(0.0))
+
+
 def _extreme(made: _Made, node: Node, out: str) -> str:
     a, b = node.inputs
     first = "Greater" if node.kind == "Max" else "Less"
@@ -257,6 +269,7 @@ _RULES: dict[str, _Rule] = {
     "Softplus": _each(lambda made, x, y: made.op("Sigmoid", x)),
     **dict.fromkeys(("Softmax", "LogSoftmax"), _shares),
     "Clip": _between,
+    "HardSigmoid": _sloping,
     **dict.fromkeys(("Max", "Min"), _extreme),
     "Where": _chosen,
     "Concat": _joined,

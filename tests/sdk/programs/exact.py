@@ -110,6 +110,7 @@ RULES = {
     "Gather": lambda node, x, at: np.take(x, at, axis=node.get("axis", 0)),
     "Gemm": _gemm,
     "Greater": lambda _, a, b: a > b,
+    "HardSigmoid": lambda node, x: np.clip(node.get("alpha") * x + node.get("beta"), 0, 1),
     "Identity": lambda _, x: x,
     "LayerNormalization": _normalized,
     "Less": lambda _, a, b: a < b,

@@ -1,10 +1,11 @@
-"""Forms that were measured to be fast: which operators a transformer's step is made of (benchmarks/RESULTS.md)."""
+"""Forms that were measured to be fast: which operators a step is made of (benchmarks/RESULTS.md)."""
 
 import pytest
 import torch
 from torch import nn
 
 from talaria.model import zoo
+from talaria.model.spec import ModelSpec
 from talaria.programs.build import build, packed
 from talaria.programs.program import Program
 from talaria.types import Recipe
@@ -15,6 +16,11 @@ from talaria_bench.sequences import transformer
 def graph():
     torch.manual_seed(0)
     return Program(build(zoo.keep(transformer((6, 32), 7), (6, 32), 7))).graph
+
+
+@pytest.fixture(scope="module")
+def convolutions():
+    return Program(build(ModelSpec("imu_cnn", (6, 100), 7))).graph
 
 
 LINE = (3, 12)
@@ -42,8 +48,8 @@ def test_the_slopes_of_biases_are_products_with_ones(graph):
     ones |= {node.outputs[0] for node in of(graph, "Reshape") if node.inputs[0] in ones}
     summed = [node for node in of(graph, "MatMul") if node.inputs[0] in ones]
     assert len(summed) >= 7  # of places, of embedding, and of both layers' output, linear1 and linear2
-    # two over channels in each attention, the few rows of the head, and four slopes of scales over a small matrix
-    assert len(of(graph, "ReduceSum")) == 9
+    # two over channels in each attention, and four slopes of scales over a small matrix
+    assert len(of(graph, "ReduceSum")) == 8
 
 
 def test_what_a_softmax_takes_off_is_one_more_channel_of_a_product(graph):
@@ -77,3 +83,34 @@ def test_each_part_of_a_folded_layer_trains_alone(only):
     spec, recipe = zoo.keep(Normalized(7), LINE, 4), Recipe(momentum=0.9)
     program = Program(packed(spec, zoo.build(spec), only, "some", recipe))  # which compares it with float64
     assert {*program.trained} == {*only}
+
+
+def test_the_weights_of_a_convolution_meet_columns_as_they_lie(convolutions):
+    made = {name: node for node in convolutions.nodes for name in node.outputs}
+    ports = [port.name for port in convolutions.inputs if len(port.shape) == 3]
+    weights = [name for name in ports if name.startswith("weight/")]
+    forward = {made[node.inputs[0]].inputs[0] for node in of(convolutions, "MatMul") if node.inputs[0] in made}
+    assert len(weights) == 4
+    assert forward.issuperset(weights)  # in another shape alone
+    taken = {
+        name for node in of(convolutions, "Gemm") if node.get("beta") for name in made.get(node.inputs[2], node).inputs
+    }
+    assert len(taken.intersection(ports) - {"x"}) == 4  # momenta, by the product that gives their gradient
+
+
+def test_taps_that_lie_apart_are_cut_as_rows(convolutions):
+    steps = [convolutions.constants[node.inputs[4]][-1] for node in of(convolutions, "Slice") if len(node.inputs) > 4]
+    assert steps
+    assert {*steps} == {1}  # of a convolution by 2 and of a kernel that meets every other place
+
+
+def test_what_a_channel_has_is_reckoned_with_as_a_vector(convolutions):
+    running = {port.name for port in convolutions.inputs if "running" in port.name}
+    assert len(running) == 8
+    assert {node.inputs[2] for node in of(convolutions, "Where")}.issuperset(running)  # and not as columns
+
+
+def test_a_rectifier_has_its_slope_in_one_pass(convolutions):
+    steep = [node for node in of(convolutions, "HardSigmoid") if node.get("alpha") > 1e38]
+    assert len(steep) == 4
+    assert len(of(convolutions, "Greater")) == 1  # whether the batch holds more than one sample

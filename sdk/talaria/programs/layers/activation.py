@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from talaria.programs.graph import Draft
+from talaria.programs.graph import STEEP, Draft
 from talaria.programs.layers.base import Map, Pullback, Rule, Step
 
 Slope = Callable[[str], str]
@@ -42,9 +42,9 @@ def rule_of(of: Of) -> Rule:
 def _relu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     y = draft.op("Relu", x)
 
-    def slope(g: str) -> str:  # Sign takes six times as long
-        above = draft.op("Cast", draft.op("Greater", y, draft.constant(0.0)), to=1)
-        return draft.op("Mul", g, above)
+    def slope(g: str) -> str:
+        # in one pass: Greater and a cast take one and a half times as long, Sign four times
+        return draft.op("Mul", g, draft.op("HardSigmoid", y, alpha=STEEP, beta=0.0))
 
     return y, slope
 
@@ -128,9 +128,8 @@ def _selu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
 def _gelu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     if cast(nn.GELU, module).approximate == "tanh":
         return _gelu_by_tanh(draft, x)
-    half, one = draft.constant(0.5), draft.constant(1.0)
     part = draft.op("Mul", x, draft.constant(math.sqrt(0.5)))
-    below = draft.op("Mul", half, draft.op("Add", one, draft.op("Erf", part)))
+    below = draft.op("HardSigmoid", draft.op("Erf", part), alpha=0.5, beta=0.5)  # a half and half of it, in one pass
 
     def slope(g: str) -> str:
         top = draft.constant(-math.log(2 * math.pi) / 2)
@@ -145,7 +144,7 @@ def _gelu_by_tanh(draft: Draft, x: str) -> tuple[str, Slope]:
     square = draft.op("Mul", x, x)
     inner = draft.op("Add", one, draft.op("Mul", square, draft.constant(cubic)))
     t = draft.op("Tanh", draft.op("Mul", draft.op("Mul", x, draft.constant(rate)), inner))
-    below = draft.op("Mul", half, draft.op("Add", one, t))
+    below = draft.op("HardSigmoid", t, alpha=0.5, beta=0.5)
 
     def slope(g: str) -> str:
         steep = draft.op("Add", draft.constant(rate), draft.op("Mul", square, draft.constant(3 * rate * cubic)))
@@ -156,18 +155,17 @@ def _gelu_by_tanh(draft: Draft, x: str) -> tuple[str, Slope]:
 
 
 def _hardsigmoid(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    shifted, sixth = draft.op("Add", x, draft.constant(3.0)), draft.constant(1 / 6)
+    sixth = draft.constant(1 / 6)
 
     def slope(g: str) -> str:
         inside = draft.op("And", draft.op("Greater", x, draft.constant(-3.0)), draft.op("Less", x, draft.constant(3.0)))
         return draft.op("Where", inside, draft.op("Mul", g, sixth), draft.constant(0.0))
 
-    return draft.op("Mul", draft.op("Clip", shifted, draft.constant(0.0), draft.constant(6.0)), sixth), slope
+    return draft.op("HardSigmoid", x, alpha=1 / 6, beta=0.5), slope
 
 
 def _hardswish(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    shifted = draft.op("Add", x, draft.constant(3.0))
-    share = draft.op("Mul", draft.op("Clip", shifted, draft.constant(0.0), draft.constant(6.0)), draft.constant(1 / 6))
+    share = draft.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
 
     def slope(g: str) -> str:
         inside = draft.op("And", draft.op("Greater", x, draft.constant(-3.0)), draft.op("Less", x, draft.constant(3.0)))

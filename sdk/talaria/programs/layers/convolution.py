@@ -1,7 +1,8 @@
 """Convolutions as one matrix product over columns, dense, grouped and depthwise.
 
-The columns under the taps are made once, for the forward pass and the weight gradient. The input gradient is a
-convolution too, phase by phase. Grouped products have the groups as a third dimension in front.
+The columns under the taps are made once, for the forward pass and the weight gradient; they lie as weights do, of which
+only the input gradient turns one, as it is a convolution too, phase by phase. Grouped products have the groups as a
+third dimension in front.
 """
 
 from __future__ import annotations
@@ -54,8 +55,15 @@ class _Form:
             return self.draft.op("Unsqueeze", self.draft.reshape(value, 0, -1), self.draft.ints(1))
         return self.draft.reshape(value, self.groups, channels, -1)
 
+    def under(self, pieces: Sequence[str], channels: int) -> str:
+        """What lies under the taps, below each other as a weight has them: all taps of a channel together."""
+        if len(pieces) == 1 or not self.dense:
+            return self.columns(pieces, channels)
+        below = self.draft.reshape(self.draft.op("Concat", *pieces, axis=1), 0, len(pieces), -1)
+        return self.draft.op("Flatten", below, axis=2)
+
     def columns(self, pieces: Sequence[str], channels: int) -> str:
-        """All taps of all channels below each other."""
+        """All channels of each tap together."""
         if len(pieces) == 1:
             return self.rows(pieces[0], channels)
         if self.dense:
@@ -68,12 +76,9 @@ class _Form:
         return self.draft.reshape(value, first, -1, *space)
 
     def forward(self, weight: str, taps: int) -> str:
-        """The weight (outputs, inputs, *kernel) against columns."""
-        if taps == 1 and self.dense:
-            return self.draft.reshape(weight, 0, -1)
+        """The weight (outputs, inputs, *kernel) against what lies under the taps."""
         if self.dense:
-            turned = self.draft.transpose(self.draft.reshape(weight, 0, 0, taps), 0, 2, 1)
-            return self.draft.reshape(turned, 0, -1)
+            return self.draft.reshape(weight, 0, -1)
         if self.depthwise:
             return self.draft.reshape(weight, 0, 1, taps)
         turned = self.draft.transpose(
@@ -83,14 +88,11 @@ class _Form:
 
     def weight(self, value: str, kernel: tuple[int, ...]) -> str:
         """The inverse of :meth:`forward`."""
-        taps = prod(kernel)
         if self.dense:
-            if taps > 1:
-                value = self.draft.transpose(self.draft.reshape(value, 0, taps, -1), 0, 2, 1)
-            return self.draft.reshape(value, 0, -1 if taps == 1 else 0, *kernel)
+            return self.draft.reshape(value, 0, -1, *kernel)
         if self.depthwise:
             return self.draft.reshape(value, 0, 1, *kernel)
-        value = self.draft.reshape(value, self.groups, self.outputs, taps, self.inputs)
+        value = self.draft.reshape(value, self.groups, self.outputs, prod(kernel), self.inputs)
         turned = self.draft.transpose(value, 0, 1, 3, 2)
         return self.draft.reshape(turned, self.groups * self.outputs, self.inputs, *kernel)
 
@@ -183,7 +185,7 @@ def _convolved(
 ) -> tuple[str, Pullback]:
     """By columns, without the bias."""
     draft, kernel, taps = step.draft, windows.kernel, prod(windows.kernel)
-    columns = form.columns(windows.under(draft, x.value), form.inputs)
+    columns = form.under(windows.under(draft, x.value), form.inputs)
     y = form.map(draft.op("MatMul", form.forward(weight, taps), columns), windows.out, form.outputs)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
@@ -234,7 +236,7 @@ def transposed(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         step.trained(own, layer, "bias", lambda: draft.sum(draft.reshape(g, 0, -1), 1))
-        columns, rows = form.columns(windows.under(draft, g), form.inputs), form.rows(x.value, form.outputs)
+        columns, rows = form.under(windows.under(draft, g), form.inputs), form.rows(x.value, form.outputs)
         step.trained(
             own, layer, "weight", lambda: form.weight(draft.product(rows, columns, rank=2, turn_b=True), kernel)
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from talaria.programs.graph import Draft
+from talaria.programs.graph import INT, Draft
 
 Tap = tuple[int, ...]
 
@@ -66,10 +66,18 @@ class Windows:
 
     def under(self, draft: Draft, value: str, fill: float = 0.0) -> list[str]:
         """What lies under each tap: (channels, batch, *out) each; ``fill`` stands beyond the edge."""
-        value = pad(draft, value, self.padding, self.end, fill)
-        wide = tuple(n + low + high for n, low, high in zip(self.space, self.padding, self.end, strict=True))
+        *above, step = self.stride
+        turns = step if self.kernel[-1] > 1 else 1
+        wide = [n + low + high for n, low, high in zip(self.space, self.padding, self.end, strict=True)]
+        more = -wide[-1] % turns
+        value = pad(draft, value, self.padding, (*self.end[:-1], self.end[-1] + more), fill)
+        each = (*wide[:-1], (wide[-1] + more) // turns)
+        turned = _turned(draft, value, each, turns)
         starts = [tuple(k * d for k, d in zip(tap, self.apart_by, strict=True)) for tap in self.taps()]
-        return [cut(draft, value, wide, start, self.out, self.stride) for start in starts]
+        return [
+            cut(draft, turned[last % turns], each, (*start, last // turns), self.out, (*above, step // turns))
+            for *start, last in starts
+        ]
 
     def phases(self) -> Iterator[Phase]:
         """The phases, the last dimension's first."""
@@ -149,6 +157,17 @@ def cut(
     end = [b + s * (n - 1) + 1 for b, n, s in zip(start, count, step, strict=True)]
     axes = range(2, 2 + len(wide))
     return draft.op("Slice", value, draft.ints(*start), draft.ints(*end), draft.ints(*axes), draft.ints(*step))
+
+
+def _turned(draft: Draft, value: str, each: Sequence[int], many: int) -> list[str]:
+    """Every ``many``-th column of a map from the first one on, the second and so on, of ``each`` size; taps that lie
+    apart cut rows of these, where single numbers take three times as long (148 us for 5 taps over 64 x 16 x 54, 68)."""
+    if many == 1:
+        return [value]
+    last = 2 + len(each)
+    split = draft.reshape(value, 0, 0, *each, many)
+    turned = draft.transpose(split, last, *range(last))
+    return [draft.op("Gather", turned, draft.constant(i, INT), axis=0) for i in range(many)]
 
 
 def zeros(draft: Draft, like: str, space: Sequence[int]) -> str:
