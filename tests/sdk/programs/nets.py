@@ -946,6 +946,14 @@ NETS = {
     "depthwise_even": (PLANE, lambda: maps(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, (2, 5), (1, 3), (1, 2), 1, 3), wide=90)),
     "depthwise1d": (LINE, lambda: maps(nn.Conv1d(3, 3, 1), nn.Conv1d(3, 3, 5, 1, 2, groups=3), wide=36)),
     "depthwise_wide": ((3, 16, 12), lambda: maps(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 3, 3, 2, 1, groups=3), wide=144)),
+    "few_channels": (  # of which torch adds what BatchNorm needs in float64
+        (1, 9, 11),
+        lambda: nn.Sequential(
+            *(nn.MaxPool2d((3, 4), 2, (1, 2)), nn.BatchNorm2d(1), nn.Hardsigmoid()),
+            *(nn.ConvTranspose2d(1, 3, 3, 3, (1, 0)), nn.BatchNorm2d(3), nn.Hardswish()),
+            *(nn.MaxPool2d((1, 2), 2, (0, 1)), nn.GELU(), nn.Flatten(), nn.Linear(210, 4)),
+        ),
+    ),
     "one_place": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Hardswish(), wide=4)),
     "grouped": (PLANE, lambda: maps(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 6, 3, 2, 1, groups=2, bias=False), wide=120)),
     "multiplier": (PLANE, lambda: maps(nn.Conv2d(3, 3, 1), nn.Conv2d(3, 6, 3, groups=3), wide=252)),

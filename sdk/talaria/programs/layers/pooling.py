@@ -27,12 +27,12 @@ def _largest(draft: Draft, x: Map, windows: Windows) -> tuple[Map, Pullback]:
     y = _pooled(draft, "MaxPool", x, windows)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        left, pieces = "", dict[Tap, str]()
-        for tap, value in zip(windows.taps(), windows.under(draft, x.value, float("-inf")), strict=True):
-            hit = draft.op("Equal", value, y)
-            pieces[tap] = draft.op("Where", draft.op("And", hit, left) if left else hit, g, draft.constant(0.0))
-            other = draft.op("Not", hit)
-            left = draft.op("And", left, other) if left else other
+        pieces, left = dict[Tap, str](), g
+        *above, last = zip(windows.taps(), windows.under(draft, x.value, float("-inf")), strict=True)
+        for tap, value in above:  # each has what those before it leave
+            pieces[tap] = draft.op("Mul", left, draft.op("Cast", draft.op("Equal", value, y), to=1))
+            left = draft.op("Sub", left, pieces[tap])
+        pieces[last[0]] = left
         return [windows.fold(draft, x.value, pieces)]
 
     return Map(y, x.channels, windows.out), back

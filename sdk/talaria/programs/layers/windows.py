@@ -74,8 +74,9 @@ class Windows:
         each = (*wide[:-1], (wide[-1] + more) // turns)
         turned = _turned(draft, value, each, turns)
         starts = [tuple(k * d for k, d in zip(tap, self.apart_by, strict=True)) for tap in self.taps()]
+        steps, shared = (*above, step // turns), prod(self.kernel[:-1]) > 1
         return [
-            cut(draft, turned[last % turns], each, (*start, last // turns), self.out, (*above, step // turns))
+            cut(draft, turned[last % turns], each, (*start, last // turns), self.out, steps, shared=shared)
             for *start, last in starts
         ]
 
@@ -134,11 +135,9 @@ class Phase:
         ]
         value = pad(draft, value, low, high)
         wide = tuple(n + a + b for n, a, b in zip(out, low, high, strict=True))
-        step = (1,) * len(out)
-        return [
-            cut(draft, value, wide, tuple(o + a for o, a in zip(offset, low, strict=True)), self.sizes, step)
-            for offset in offsets
-        ]
+        step, shared = (1,) * len(out), len({one[:-1] for one in offsets}) > 1
+        starts = [tuple(o + a for o, a in zip(offset, low, strict=True)) for offset in offsets]
+        return [cut(draft, value, wide, start, self.sizes, step, shared=shared) for start in starts]
 
 
 def pad(draft: Draft, value: str, low: Sequence[int], high: Sequence[int], fill: float = 0.0) -> str:
@@ -149,14 +148,31 @@ def pad(draft: Draft, value: str, low: Sequence[int], high: Sequence[int], fill:
 
 
 def cut(
-    draft: Draft, value: str, wide: tuple[int, ...], start: Sequence[int], count: Sequence[int], step: Sequence[int]
+    draft: Draft,
+    value: str,
+    wide: Sequence[int],
+    start: Sequence[int],
+    count: Sequence[int],
+    step: Sequence[int],
+    *,
+    shared: bool = False,
 ) -> str:
-    """From ``start`` on, ``count`` entries of each dimension of space, ``step`` apart."""
-    if tuple(count) == wide and set(step) == {1}:
+    """From ``start`` on, ``count`` entries of each dimension of space, ``step`` apart.
+
+    Where several cuts have the end of their rows ``shared``, rows are cut first, and once: what the others cut then
+    lies together (351 us for the 25 taps of 5 x 5 over 32 x 10 x 12 x 12, 219).
+    """
+    many = len(wide)
+    if shared and many > 1:
+        none, ones = (0,) * (many - 1), (1,) * (many - 1)
+        value = cut(draft, value, wide, (*none, start[-1]), (*wide[:-1], count[-1]), (*ones, step[-1]))
+        wide, start, step = (*wide[:-1], count[-1]), (*start[:-1], 0), (*step[:-1], 1)
+    axes = [i for i in range(many) if (count[i], step[i]) != (wide[i], 1)]
+    if not axes:
         return value
-    end = [b + s * (n - 1) + 1 for b, n, s in zip(start, count, step, strict=True)]
-    axes = range(2, 2 + len(wide))
-    return draft.op("Slice", value, draft.ints(*start), draft.ints(*end), draft.ints(*axes), draft.ints(*step))
+    ends = [start[i] + step[i] * (count[i] - 1) + 1 for i in axes]
+    where = draft.ints(*(start[i] for i in axes)), draft.ints(*ends), draft.ints(*(2 + i for i in axes))
+    return draft.op("Slice", value, *where, draft.ints(*(step[i] for i in axes)))
 
 
 def _turned(draft: Draft, value: str, each: Sequence[int], many: int) -> list[str]:
