@@ -166,6 +166,29 @@ def test_a_devices_samples_that_are_wrong(said, tmp_path, changed, field, value,
             "an asynchronous run",
             "learn in rounds, or leave privacy out",
         ),
+        ({"client": np.repeat(["n" * 65, "b"], 20)}, (), "client", "has 65 characters", "name it with 1 to 64"),
+        ({"client": np.repeat(["a\x1b[31m", "b"], 20)}, (), "client", r"'a\x1b[31m'", "that can be printed"),
+        (
+            {},
+            ("--model", "mypkg.nets:Steps"),
+            "task='classification' takes (N, classes)",
+            "gives (2, 32, 2)",
+            "average what it gives over its steps",
+        ),
+        (
+            {"y": np.arange(40 * 32).reshape(40, 32) % 3},
+            ("--task", "per_step"),
+            "task='per_step' takes (N, steps, classes)",
+            "gives (2, 3)",
+            "end it with a Linear layer that reads each step",
+        ),
+        (
+            {"y": np.arange(40 * 31).reshape(40, 31) % 3},
+            ("--task", "per_step", "--model", "mypkg.nets:Steps"),
+            "per_step",
+            "31 labelled steps",
+            "it must give (31, classes)",
+        ),
         ({}, ("-d", "npz:."), "array 'x'", "it holds none", "name a .npz file, or put x.npy there"),
     ],
 )
@@ -174,9 +197,11 @@ def test_a_simulation_that_is_given_something_wrong(said, changed, words, field,
     np.savez("mine.npz", **{"x": x, "y": np.arange(40) % 2, "client": np.repeat([0, 1], 20)} | changed)
     Path("p.json").write_text('{"plan": {"batch": 8}}')
     given = ("-a", "fedavg", "-d", "npz:mine.npz", "--model", "imu_cnn", "--rounds", "1")
-    text = said("simulate", *given, *words)
+    text = said("simulate", *given, "--write-fleet", "fleet", "--save", "kept", *words)
     for each in (field, value, mend):
         assert each in text
+    assert not Path("fleet").exists()
+    assert not Path("kept").exists()
 
 
 @pytest.mark.parametrize("out", [".", "..", "/", ""])

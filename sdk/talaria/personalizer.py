@@ -375,8 +375,9 @@ class Personalizer:
         return ("head" if has_one else answers.last_linear(module, tensor_of(example))) or "head"
 
     def _classes(self, model: Module, train: Samples, held: Samples) -> int:
-        known = None if self._spec is None else self._spec.classes
-        classes = known or _answers(model, train.x[:2], self.goal)
+        if self._spec is not None:
+            zoo.require_form(self._spec, self._aim.answer, self.goal)
+        classes = _answers(model, train.x[:2], self.goal) if self._spec is None else self._spec.classes
         for name, samples in (("train", train), ("val", held)):
             if len(samples):
                 self._aim.require(f"{name}:", samples.y, classes)
@@ -422,9 +423,7 @@ def _samples(given: Samples | tuple[Any, Any], name: str, task: str) -> Samples:
 def _answers(model: Module, x: Array, task: str) -> int:
     """The number of classes that ``model`` tells apart, or its outputs. Raises :class:`~talaria.errors.ModelError`
     where it does not map a float32 batch to logits (N, classes), or as the task needs."""
-    form = {"classification": "logits (N, classes)", "per_step": "logits (N, steps, classes)"}.get(
-        tasks.of(task).name, "numbers (N, outputs)"
-    )
+    form = tasks.of(task).answer
     try:
         with torch.no_grad():
             answer = deepcopy(model).eval()(tensor_of(x))
@@ -434,9 +433,9 @@ def _answers(model: Module, x: Array, task: str) -> int:
             f"model: cannot take a float32 batch of shape {x.shape} ({type(error).__name__}: {reason}); give "
             "samples of the shape that it takes; where it takes whole numbers such as tokens, convert in its forward"
         ) from error
-    if not isinstance(answer, Tensor) or answer.dim() != form.count(",") + 1 or len(answer) != len(x):
+    if not isinstance(answer, Tensor) or answer.dim() != len(form) or len(answer) != len(x):
         found = tuple(answer.shape) if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
-        raise ModelError(f"model: gives {found} for a batch of {len(x)}; it must give {form} and no more")
+        raise ModelError(f"model: gives {found} for a batch of {len(x)}; it must give ({', '.join(form)}) and no more")
     return int(answer.shape[-1])
 
 

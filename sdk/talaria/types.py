@@ -239,6 +239,10 @@ class Task:
         return replace(self, **changes)
 
 
+LONGEST_NAME = 64
+"""Characters of a client's name."""
+
+
 @dataclass(frozen=True)
 class Update:
     """What one device sends: arrays under names of the shared state, compact where ``mask`` is given.

@@ -208,7 +208,7 @@ def test_another_task_is_learned_pruned_and_checked_by_its_own_score(
 def test_targets_that_do_not_fit_the_task_are_refused() -> None:
     with pytest.raises(DataError, match=r"val: targets are .* need float32 \(N, 3\)"):
         Personalizer(SPEC, task="regression").fit((TRAIN.x, np.zeros((90, 3), np.float32)), numbers(VAL))
-    with pytest.raises(ModelError, match=r"gives \(2, 3\) .* it must give logits \(N, steps, classes\)"):
+    with pytest.raises(ModelError, match=r"gives \(2, 3\) .* it must give \(N, steps, classes\)"):
         Personalizer(nn.Sequential(nn.Flatten(), nn.Linear(240, 8), nn.Linear(8, 3)), head="2", task="per_step").fit(
             steps(TRAIN)
         )
@@ -287,7 +287,7 @@ def test_arrays_and_lists_are_taken_as_tensors_are() -> None:
         (FOUR, (X, Y - 1), None, r"train: labels span -1\.\.1, need 0\.\.2"),
         (FOUR, (X, np.eye(3)[Y]), None, r"train: labels are int64 \(20, 3\), need int64 \(N,\), one class for each"),
         (FOUR, None, None, r"train: need Samples, or a pair \(x, y\) of arrays, got NoneType"),
-        (Pair(), (X, Y), None, r"model: gives a tuple for a batch of 2; it must give logits"),
+        (Pair(), (X, Y), None, r"model: gives a tuple for a batch of 2; it must give"),
         (
             Words(),
             (np.arange(80).reshape(20, 4), Y),

@@ -8,8 +8,9 @@ import numpy as np
 
 from talaria import tasks
 from talaria.errors import DataError
+from talaria.foreign import shown
 from talaria.tensors import Array
-from talaria.types import Samples
+from talaria.types import LONGEST_NAME, Samples
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,11 @@ class Federated:
         )
 
     def _check(self, name: str, client: Client) -> None:
+        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            raise DataError(
+                f"{self.name}: client {shown(name)} has {len(name)} characters; name it with 1 to {LONGEST_NAME} that "
+                "can be printed"
+            )
         for part, samples in (("train", client.train), ("val", client.val), ("test", client.test)):
             shape = tuple(samples.x.shape[1:])
             if shape != self.input_shape:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from talaria import algorithms, seeds
+from talaria import algorithms, seeds, tasks
 from talaria.aggregate import arrival
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics, pools
@@ -79,13 +79,16 @@ def layout_of(spec: ModelSpec) -> ChannelLayout:
 
 
 def split_of(run: Run) -> Split:
-    """Body, adapters and head of the run's model."""
-    return _adopted[run].split if run in _adopted else _split(run.spec, run.buffers)
+    """Body, adapters and head of the run's model. Raises :class:`~talaria.errors.ModelError` where the model does not
+    answer as the run's task takes it."""
+    return _adopted[run].split if run in _adopted else _split(run.spec, run.buffers, run.task)
 
 
 @lru_cache(maxsize=16)
-def _split(spec: ModelSpec, buffers: Buffers) -> Split:
-    return zoo.split(spec, template(spec), buffers=buffers)
+def _split(spec: ModelSpec, buffers: Buffers, task: str) -> Split:
+    found = zoo.split(spec, template(spec), buffers=buffers)
+    zoo.require_form(spec, tasks.of(task).answer, task)
+    return found
 
 
 def algorithm_of(run: Run) -> Algorithm:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -49,6 +49,19 @@ def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
             "Linear layer",
             stacklevel=2,
         )
+
+
+def require_form(module: Module, example: Tensor, form: Sequence[str], what: str) -> None:
+    """Raise :class:`ModelError`, beginning with ``what``, unless what ``module`` gives of ``example`` (N, ...) has the
+    dimensions that ``form`` names."""
+    with _asked(module) as twin:
+        found = twin(example)
+    if found.ndim == len(form):
+        return
+    mend = "average what it gives over its steps, or learn task='per_step'"
+    if found.ndim < len(form):
+        mend = "end it with a Linear layer that reads each step, or choose such a model"
+    raise ModelError(f"{what} takes ({', '.join(form)}), but the model gives {tuple(found.shape)}; {mend}")
 
 
 def require_own_weights(module: Module, what: str) -> None:

@@ -151,6 +151,19 @@ def _found(spec: ModelSpec) -> str:
     return last
 
 
+def require_form(spec: ModelSpec, form: Sequence[str], task: str) -> None:
+    """Raise :class:`~talaria.errors.ModelError` unless what the model gives has the dimensions of ``form``, which
+    ``task`` takes."""
+    _require_form(replace(spec, adapters=None, seed=0, pretrained=False), tuple(form), task)
+
+
+@lru_cache(maxsize=64)
+def _require_form(spec: ModelSpec, form: tuple[str, ...], task: str) -> None:
+    from talaria.model import answers
+
+    answers.require_form(build(spec), example(spec, 2), form, f"model {shown(spec.name)}: task={shown(task)}")
+
+
 @lru_cache(maxsize=64)
 def _require_answers(spec: ModelSpec) -> None:
     from talaria.model import answers

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch.nn import Module
 
-from talaria import algorithms, valid
+from talaria import algorithms, tasks, valid
 from talaria.aggregate.base import Aggregator
 from talaria.algorithms.base import Algorithm
 from talaria.data import registry
@@ -20,7 +20,7 @@ from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
-from talaria.federated.rounds import check_over, require_engine
+from talaria.federated.rounds import check_over, require_engine, split_of
 from talaria.federated.run import ENGINES, Engine, Member, Run, require_device
 from talaria.federated.server_rule import located, require_enough, rule_named
 from talaria.model import several, tokens, zoo
@@ -37,7 +37,8 @@ from talaria.simulation.run import course, crew_of, evaluate, learned, members_o
 from talaria.simulation.simulator import RoundFacts
 from talaria.simulation.workers import Crew
 from talaria.tensors import Array
-from talaria.types import Recipe
+from talaria.training.engine import predict
+from talaria.types import Recipe, Samples
 
 EngineChoice = Literal["torch", "onnx", "auto"]
 
@@ -333,6 +334,7 @@ def prepare(
         everyone = {**found.clients, **found.newcomers}
         several.require_fits(zoo.build(run.spec), found.input_shape, found.meta.get("parts"))
         tokens.require_known(zoo.build(run.spec), _read(everyone))
+    _require_answers(run, next(iter(found.clients.values())).train)
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = buffering_of(run, buffering, len(found.clients))
     check_over(run, over)
@@ -440,6 +442,12 @@ def resume(
         asked={name: value for name, value in asked.items() if name != "format"},
     )
     return one.learn(progress, folder, workers, ray)
+
+
+def _require_answers(run: Run, samples: Samples) -> None:
+    """Refuse a model that does not answer as the targets of ``samples`` need, before anything is written."""
+    split_of(run)
+    tasks.of(run.task).measured(predict(zoo.build(run.spec), samples.x[:1]), samples.y[:1])
 
 
 def _read(clients: Mapping[str, Client]) -> dict[str, Array]:

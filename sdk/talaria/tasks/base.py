@@ -36,6 +36,8 @@ class Goal(Protocol):
     """The lowest score there is."""
     fewest: ClassVar[int]
     """Outputs that a model needs at least."""
+    answer: ClassVar[tuple[str, ...]]
+    """The dimensions of what a model gives of N samples."""
 
     def require(self, where: str, y: Array, outputs: int) -> None:
         """Raise :class:`~talaria.errors.DataError`, beginning with ``where``, for targets that a model of so many

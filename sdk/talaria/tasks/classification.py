@@ -21,6 +21,7 @@ class Classification:
     figures: ClassVar[tuple[str, str]] = ("accuracy", "macro_recall")
     lowest: ClassVar[float] = 0.0
     fewest: ClassVar[int] = 2
+    answer: ClassVar[tuple[str, ...]] = ("N", "classes")
 
     balance: bool = False
     """Whether all classes weigh alike, however few samples a device has of one: a sample weighs what its class falls

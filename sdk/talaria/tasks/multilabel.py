@@ -21,6 +21,7 @@ class MultiLabel:
     figures: ClassVar[tuple[str, str]] = ("micro_f1", "macro_f1")
     lowest: ClassVar[float] = 0.0
     fewest: ClassVar[int] = 1
+    answer: ClassVar[tuple[str, ...]] = ("N", "labels")
 
     def require(self, where: str, y: Array, outputs: int) -> None:
         """See :class:`~talaria.tasks.base.Goal`."""

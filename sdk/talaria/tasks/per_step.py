@@ -27,6 +27,7 @@ class PerStep:
     figures: ClassVar[tuple[str, str]] = ("step_accuracy", "macro_recall")
     lowest: ClassVar[float] = 0.0
     fewest: ClassVar[int] = 2
+    answer: ClassVar[tuple[str, ...]] = ("N", "steps", "classes")
 
     def require(self, where: str, y: Array, outputs: int) -> None:
         """See :class:`~talaria.tasks.base.Goal`."""

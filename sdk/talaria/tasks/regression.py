@@ -34,6 +34,7 @@ class Regression:
     figures: ClassVar[tuple[str, str]] = ("r2", "minus_mae")
     lowest: ClassVar[float] = WORST
     fewest: ClassVar[int] = 1
+    answer: ClassVar[tuple[str, ...]] = ("N", "numbers")
 
     kind: str = "huber"
     delta: float = 1.0

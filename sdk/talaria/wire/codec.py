@@ -21,7 +21,7 @@ from talaria.errors import ConfigError, ModelError, TooLarge, WireError
 from talaria.foreign import named, shown
 from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
 from talaria.tensors import Array, Tensors, is_float
-from talaria.types import Update
+from talaria.types import LONGEST_NAME, Update
 from talaria.wire import strict_safetensors
 from talaria.wire.compression import squeeze, unsqueeze
 from talaria.wire.strict_safetensors import Entry
@@ -253,8 +253,8 @@ def _about(about: dict[str, Any], limits: Limits) -> dict[str, Any]:
         raise WireError(f"base_version={shown(base_version)} must be a version of the global model")
     if about["kind"] not in ("value", "delta"):
         raise WireError(f"kind={shown(about['kind'])} must be 'value' or 'delta'")
-    if not isinstance(about["client"], str) or not 0 < len(about["client"]) <= 64:
-        raise WireError("client must be a name of at most 64 characters")
+    if not isinstance(about["client"], str) or not 0 < len(about["client"]) <= LONGEST_NAME:
+        raise WireError(f"client must be a name of at most {LONGEST_NAME} characters")
     if not isinstance(metrics, dict) or len(metrics) > limits.metrics:
         raise WireError(f"metrics must be at most {limits.metrics} named numbers")
     if not all(len(k) <= 64 and k.isprintable() for k in metrics):
