@@ -24,6 +24,7 @@ from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.validation import checked, not_below
 from talaria.errors import AggregationError, ConfigError
+from talaria.foreign import shown
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
 from talaria.privacy import class_sums
@@ -33,7 +34,7 @@ from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.coordinator import Opened
 from talaria.privacy.forms import FORMS
 from talaria.privacy.in_process import Contribution, identities, plain_sum, secure_sum
-from talaria.privacy.terms import MOST_DEVICES, MOST_METRICS, Terms, majority
+from talaria.privacy.terms import LARGEST_NUMBER, MOST_DEVICES, MOST_METRICS, MOST_TIERS, Terms, majority
 from talaria.tensors import Array, Tensors
 from talaria.types import Update, as_delta
 
@@ -90,12 +91,19 @@ class Privacy:
         valid.whole(what, "degree", self.degree, 0, MOST_DEVICES)
         if self.degree % 2:
             raise ConfigError(f"privacy: degree={self.degree} must be even: half of the neighbours stand on each side")
+        if type(self.bits) is not int or self.bits not in (16, 32):
+            raise ConfigError(f"privacy: bits={shown(self.bits)} must be 16 or 32")
+        valid.whole(what, "tiers", self.tiers, 1, MOST_TIERS)
+        for name in ("bound", "statistics_bound", "metric_bound"):
+            valid.number(
+                what, name, getattr(self, name), f"above 0, at most {LARGEST_NUMBER:g}", low=1e-30, high=LARGEST_NUMBER
+            )
         valid.whole(what, "most_weight", self.most_weight, 1, 1 << 24, none=True)
         for name in ("clip", "epsilon"):
             if getattr(self, name) is not None:
-                valid.number(what, name, getattr(self, name), "a number above 0", low=1e-12)
+                valid.number(what, name, getattr(self, name), "a number above 0", low=1e-12, high=LARGEST_NUMBER)
         if self.noise is not None:
-            valid.number(what, "noise", self.noise, "a number of at least 0", low=0)
+            valid.number(what, "noise", self.noise, "a number of at least 0", low=0, high=LARGEST_NUMBER)
         if self.quantile is not None:
             valid.number(what, "quantile", self.quantile, "in (0, 1)", low=1e-6, high=1 - 1e-6)
             if self.clip is None:
@@ -103,7 +111,6 @@ class Privacy:
         valid.number(what, "clip_rate", self.clip_rate, "above 0, at most 10", low=1e-6, high=10)
         valid.among(what, "noise_by", self.noise_by, tuple(FORMS))
         object.__setattr__(self, "metrics", valid.names(what, "metrics", self.metrics, MOST_METRICS))
-        valid.number(what, "metric_bound", self.metric_bound, "a number above 0", low=1e-30, high=1e30)
         if self.metrics and (self.noise or self.epsilon is not None):
             raise ConfigError(
                 f"privacy: metrics={list(self.metrics)} would be told without noise, and noise and epsilon promise "

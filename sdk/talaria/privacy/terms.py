@@ -17,6 +17,8 @@ from talaria.wire.frames import unpack
 
 MOST_DEVICES = 1024
 MOST_METRICS = 32
+MOST_TIERS = 16
+LARGEST_NUMBER = 1e30
 LARGEST = 8 * 1024
 """Bytes of the terms at most."""
 
@@ -76,16 +78,16 @@ class Terms:
             ("threshold", 2, self.most),
             ("degree", 0, MOST_DEVICES),
             ("most_weight", 0, (1 << 31) // self.most - 1),
-            ("tiers", 1, 16),
+            ("tiers", 1, MOST_TIERS),
         ):
             valid.whole(what, name, getattr(self, name), low, high)
         valid.whole(what, "holders", self.holders, 2, self.most, none=True)
         for name in ("bound", "statistics_bound", "metric_bound"):
-            valid.number(what, name, getattr(self, name), "a number above 0", low=1e-30, high=1e30)
+            valid.number(what, name, getattr(self, name), "a number above 0", low=1e-30, high=LARGEST_NUMBER)
         if self.clip:
-            valid.number(what, "clip", self.clip, "a number above 0", low=1e-12, high=1e30)
+            valid.number(what, "clip", self.clip, "a number above 0", low=1e-12, high=LARGEST_NUMBER)
         for name in ("noise", "metric_noise"):
-            valid.number(what, name, getattr(self, name), "a number of at least 0", low=0, high=1e30)
+            valid.number(what, name, getattr(self, name), "a number of at least 0", low=0, high=LARGEST_NUMBER)
         if self.noise and not self.clip:
             raise ConfigError(f"{what}: noise={self.noise:g} hides what is cut to a length; give clip too")
         if not isinstance(self.nonce, bytes) or len(self.nonce) > 32:
