@@ -17,7 +17,7 @@ tutorials = importlib.util.module_from_spec(_nets)
 _nets.loader.exec_module(tutorials)
 
 NETS = [
-    *("u-net by layers", "sub-pixel", "rnn from zeros", "gpt under a mask", "named products"),
+    *("u-net", "u-net by layers", "sub-pixel", "rnn from zeros", "gpt under a mask", "named products"),
     *("learned filters", "prototypes", "window", "lstm of convolutions"),
 ]
 
@@ -38,7 +38,7 @@ def test_a_bundle_is_whole_and_answers_as_torch_does(name, tmp_path):
     torch.manual_seed(0)
     net, path = make().eval(), tmp_path / "me.talaria"
     x = np.random.default_rng(0).standard_normal((6, *shape), np.float32)
-    assert make_bundle(path, net, example=x[:1], variants=("fp32",), seconds=0).ok
+    assert make_bundle(path, net, example=x[:1], dense=net, variants=("fp32",), seconds=0).ok
     assert verify_bundle(path).ok
     with torch.no_grad():
         wanted = net(torch.from_numpy(x)).numpy()

@@ -251,14 +251,15 @@ def strip(model: ModelProto) -> None:
 def hollow(model: ModelProto) -> ModelProto:
     """A copy whose weights are one constant each: it takes as long as the model, and is a few kilobytes.
 
-    Each constant is one over the number of products that it is summed over, so that no activation runs away.
+    Each constant is one over the number of products that it is summed over, so that no activation runs away. The factors
+    by which a map grows are no weights: sizes follow from them.
     """
     empty = ModelProto()
     empty.CopyFrom(model)
-    makers = []
+    makers, sizes = [], {name for node in empty.graph.node if node.op_type == "Resize" for name in node.input[1:]}
     for tensor in empty.graph.initializer:
         shape = list(tensor.dims)
-        if tensor.data_type != TensorProto.FLOAT or np.prod(shape) <= 1:
+        if tensor.data_type != TensorProto.FLOAT or np.prod(shape) <= 1 or tensor.name in sizes:
             continue
         value = helper.make_tensor("", TensorProto.FLOAT, [1], [len(shape) and shape[0] / np.prod(shape)])
         dims = f"{tensor.name}_dims"
