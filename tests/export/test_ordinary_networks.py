@@ -17,7 +17,15 @@ tutorials = importlib.util.module_from_spec(_nets)
 _nets.loader.exec_module(tutorials)
 
 NETS = [
-    *("u-net", "u-net by layers", "sub-pixel", "rnn from zeros", "gpt under a mask", "named products"),
+    *(
+        "u-net",
+        "u-net by layers",
+        "u-net by learned filters",
+        "sub-pixel",
+        "rnn from zeros",
+        "gpt under a mask",
+        "named products",
+    ),
     *("learned filters", "prototypes", "window", "lstm of convolutions"),
 ]
 
@@ -30,6 +38,20 @@ def test_a_network_that_begins_with_zeros_for_its_batch_is_told_of_all_variants(
     found = make_bundle(tmp_path / "me.talaria", make().eval(), example=x[:1], samples=(x, labels), seconds=0)
     assert found.ok
     assert [one["name"] for one in found.figures["variants"]] == ["fp32", "fp16", "int8", "int8-linear"]
+
+
+def test_transposed_convolutions_of_several_groups_have_every_variant(tmp_path):
+    torch.manual_seed(0)
+    grown = torch.nn.ConvTranspose1d(6, 10, 4, stride=2, padding=1, output_padding=1, groups=2, dilation=2)
+    net = torch.nn.Sequential(
+        grown, torch.nn.BatchNorm1d(10), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(3)
+    )
+    x = np.random.default_rng(0).standard_normal((60, 6, 8), np.float32)
+    labels = net.eval()(torch.from_numpy(x)).argmax(1).numpy()
+    found = make_bundle(tmp_path / "me.talaria", net, example=x[:1], samples=(x, labels), dense=net, seconds=0)
+    assert found.ok
+    assert all(one["bytes"] for one in found.figures["variants"])
+    assert verify_bundle(tmp_path / "me.talaria").ok
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -164,6 +164,20 @@ class Steps(nn.Module):
         return self.head(self.act(self.two(self.act(self.norm(self.one(x))))).transpose(1, 2))
 
 
+class TwoHeads(nn.Module):
+    """Two heads over one body, averaged: the second one is the last layer that answers."""
+
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(input_shape[0], 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU())
+        self.one = nn.Linear(16, classes)
+        self.two = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return (self.one(h.mean(-1)) + self.two(h.amax(-1))) / 2
+
+
 class Masked(nn.Module):
     """Two convolutions over a recording, their mean over the steps that a mask leaves, and a table beside it."""
 

@@ -203,6 +203,27 @@ def _convolve(weight: int) -> Rule:
     return rule
 
 
+def _convolve_back(node: Node, given: list[Value]) -> Found:
+    """A transposed convolution, which makes maps larger."""
+    x, w, own = given[0].shape, given[1].shape, node.attributes
+    rank = len(x) - 2
+    if len(w) != len(x) or rank < 1 or "output_shape" in own or own.get("auto_pad", b"NOTSET") != b"NOTSET":
+        raise ValueError(f"weight {w} for {x}, or sizes that it does not say itself")
+    strides, dilations = own.get("strides") or [1] * rank, own.get("dilations") or [1] * rank
+    pads, more, groups = (
+        own.get("pads") or [0] * (2 * rank),
+        own.get("output_padding") or [0] * rank,
+        own.get("group", 1),
+    )
+    if min([*strides, *dilations, *w[2:], groups]) < 1 or max([*strides, *dilations, *w, *pads, *more]) > 1 << 24:
+        raise ValueError("a window that is none")
+    wide = [
+        strides[i] * (x[2 + i] - 1) + dilations[i] * (w[2 + i] - 1) + 1 + more[i] - pads[i] - pads[rank + i]
+        for i in range(rank)
+    ]
+    return _one((x[0], w[1] * groups, *wide), math.prod(x) * math.prod(w[1:]))
+
+
 def _pool(node: Node, given: list[Value]) -> Found:
     x = _last(node, given[0].shape)
     kernel = node.attributes["kernel_shape"]
@@ -486,6 +507,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     ),
     **_group(_quantized_pair, "ms:QLinearAdd ms:QLinearMul"),
     **_group(_convolve(1), "Conv ConvInteger ms:FusedConv ms:NhwcFusedConv nchwc:Conv"),
+    **_group(_convolve_back, "ConvTranspose"),
     **_group(_convolve(3), "QLinearConv ms:QLinearConv"),
     **_group(
         _pool,

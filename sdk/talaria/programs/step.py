@@ -7,7 +7,7 @@ is normalized.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -79,8 +79,10 @@ def features_of(module: Module, head: str, input_shape: Sequence[int], whole: Wh
 
 
 def answers_of(module: Module, head: str, input_shape: Sequence[int], whole: Whole = frozenset) -> Graph:
-    """What the whole model makes of a batch, called ``features`` too: (N, outputs), or (N, steps, outputs)."""
-    return _given(*_looked(module, head, input_shape, whole))
+    """What the whole model makes of a batch, called ``features`` too: (N, outputs), or (N, steps, outputs). Outputs are
+    a number also where another layer than the head gives them, as one of two heads that are averaged."""
+    step, out = _looked(module, head, input_shape, whole)
+    return _given(step, replace(out, channels=step.held(out.channels)))
 
 
 def _looked(module: Module, head: str, input_shape: Sequence[int], whole: Whole) -> tuple[Step, Map]:

@@ -121,6 +121,7 @@ CASES = [
     *((name, ModelSpec("mlp", (6, 8), 3), {}) for name in sorted(set(ALGORITHMS) - {"local"})),
     ("hermes", RUN.spec, {"threshold": 0.0}),
     ("hermes", RUN.spec, {"threshold": 0.0, "importance": "taylor"}),
+    ("hermes", ModelSpec("mypkg.nets:TwoHeads", (6, 32), 3), {"threshold": 0.0}),
     ("thorki", RUN.spec, {"gate": "sample"}),
     ("pfedgm", RUN.spec, {"features": 8}),
     ("pfedgm", RUN.spec, {"features": 8, "predictive": True}),

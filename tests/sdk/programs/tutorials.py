@@ -517,6 +517,8 @@ class UNet(nn.Module):
             nn.MaxPool1d(2),
         )
         self.layer, self.up = nn.Upsample(scale_factor=2, mode="linear", align_corners=False), up
+        if up == "learned":
+            self.layer = nn.ConvTranspose1d(8, 8, 2, stride=2)
         self.norm, self.last = nn.BatchNorm1d(8), nn.Conv1d(8, 4, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -527,7 +529,7 @@ class UNet(nn.Module):
         return self.last(F.relu(self.five(torch.cat([self.larger(two, one), one], dim=1)))).mean(-1)
 
     def larger(self, x: Tensor, like: Tensor) -> Tensor:
-        if self.up == "layer":
+        if self.up in ("layer", "learned"):
             return self.layer(x)
         if self.up == "size":
             return F.interpolate(x, size=like.shape[2:], mode="linear", align_corners=True)
@@ -936,6 +938,7 @@ NETS = {
     "sub-pixel": (IMAGE, SubPixel),
     "u-net": ((3, 12), lambda: UNet("times")),
     "u-net by layers": ((3, 12), lambda: UNet("layer")),
+    "u-net by learned filters": ((3, 12), lambda: UNet("learned")),
     "u-net by sizes": ((3, 14), lambda: UNet("size")),
     "dropout as functions": (IMAGE, Dropping),
     "attention by hand": ((9,), Scratch),

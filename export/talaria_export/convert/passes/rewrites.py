@@ -251,8 +251,8 @@ def strip(model: ModelProto) -> None:
 def hollow(model: ModelProto) -> ModelProto:
     """A copy whose weights are one constant each: it takes as long as the model, and is a few kilobytes.
 
-    Each constant is one over the number of products that it is summed over, so that no activation runs away. The factors
-    by which a map grows are no weights: sizes follow from them.
+    Each constant is one over the number of products that it is summed over, so that no activation runs away. The
+    factors by which a map grows are no weights: sizes follow from them.
     """
     empty = ModelProto()
     empty.CopyFrom(model)
