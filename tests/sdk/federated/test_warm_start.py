@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from talaria.algorithms import ALGORITHMS
 from talaria.errors import ConfigError
 from talaria.federated import rounds, warm_start
 from talaria.federated.run import Member, Run
 from talaria.model.spec import AdapterSpec, ModelSpec
+from talaria.training.engine import predict
 from talaria.types import Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (6, 32), 3)
@@ -50,6 +52,23 @@ def test_adapters_may_be_new_and_what_was_private_is_carried_by_name():
     update, moved = rounds.participate(new, member, body, found.tensors, 3)
     assert update.base_version == 2
     assert moved.keys() == found.tensors.keys()
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"local"}))
+def test_who_sits_out_a_run_that_follows_is_served_its_model(name, engine):
+    """As devices beside a trial are, of whom no round of it asked."""
+    spec = ModelSpec("mlp", (8,), 3)
+    old = replace(run_of(name), spec=spec)
+    new = warm_start.following(old, replace(old, spec=replace(spec, classes=4)))
+    draw = np.random.default_rng(0)
+    samples = Samples(draw.standard_normal((12, 8)).astype(np.float32), np.arange(12) % 3)
+    member, shared = Member("anna", samples, samples, engine=engine), rounds.first_shared(old)
+    _, private = rounds.participate(old, member, shared, None, 1)
+    body = warm_start.carried(old, new, shared).tensors
+    carried = warm_start.private_of(new, member, body, private)
+    served = rounds.personalize(new, member, body, carried.tensors)
+    assert predict(served, samples.x).shape == (12, 4)
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,8 @@ class Hermes:
         return update(inner, state, values, **metrics), kept(state, values, seen)
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
-        state, epochs = as_trained(private), self.tune_epochs
+        # Who sat out a run that follows another has trained nothing in it.
+        state, epochs = as_trained(private) or assembled(shared, private), self.tune_epochs
         if task.newcomer:
             state = ready(task, {**without(shared, masks.PREFIX), **private})
             task, state = self.gate.joined(task, state, task.recipe.but(lr=self.tune_lr or task.recipe.lr))
