@@ -138,6 +138,12 @@ def test_a_devices_samples_that_are_wrong(said, tmp_path, changed, field, value,
         assert words in text
 
 
+def test_a_device_whose_recording_has_not_begun(said, tmp_path):
+    (tmp_path / "device.toml").write_text(DEVICE + 'client = "anna"\n')
+    np.savez("mine.npz", x=np.zeros((0, 6, 32), np.float32), y=np.zeros(0, np.int64), client=np.zeros(0, "U4"))
+    assert "mine.npz holds no sample; record some before this device takes part" in said("edge", "check", "device.toml")
+
+
 @pytest.mark.parametrize(
     ("changed", "words", "field", "value", "mend"),
     [

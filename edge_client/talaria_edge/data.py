@@ -60,6 +60,8 @@ class NpzSource:
 
     def load(self) -> DeviceData:
         found = recorded.read(self.path, LIMIT)
+        if not len(found.y):
+            raise DataError(f"data: {self.path} holds no sample; record some before this device takes part")
         y = self._classes(recorded.targets(found))
         if found.client is None:
             rows = np.arange(len(y))
