@@ -505,6 +505,18 @@ def convnext() -> nn.Module:
     return ConvNeXt([CNBlockConfig(8, 12, 1), CNBlockConfig(12, None, 1)], stochastic_depth_prob=0.3, num_classes=4)
 
 
+class FullyConvolutional(nn.Module):
+    """Classes by a convolution, averaged over a long series: the slopes of all its places are alike."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(3, 16, 3, padding=1), nn.BatchNorm1d(16), nn.ReLU())
+        self.head = nn.Conv1d(16, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)).mean(-1)
+
+
 class UNet(nn.Module):
     """Down and up again, each level beside what it was before; ``up`` says how it is made larger."""
 
@@ -936,6 +948,7 @@ NETS = {
     "looks back": ((3, 12), LooksBack),
     "reversed": ((3, 12), Reversed),
     "sub-pixel": (IMAGE, SubPixel),
+    "classes by a convolution": ((3, 128), lambda: FullyConvolutional(4)),
     "u-net": ((3, 12), lambda: UNet("times")),
     "u-net by layers": ((3, 12), lambda: UNet("layer")),
     "u-net by learned filters": ((3, 12), lambda: UNet("learned")),
