@@ -52,7 +52,7 @@ def demo(out: Path, seed: int, rounds: int, tune: int, broker: str, codec: str =
     began = time.time()
     data = datasets.load("smartwatch")
     run = replace(run_of(data, "hermes", seed, rounds, tune), codec=codec, download=codec)
-    everyone = {**data.clients, **data.newcomers}
+    everyone = data.everyone
     hardware = hardware_of(data)
     plans = {name: plan_of(run, hardware[name]) for name in everyone}
     console.print(

@@ -138,7 +138,7 @@ class NamedSource:
             found = made
         else:
             found = data.load(self.dataset, **self.options)
-        everyone = {**found.clients, **found.newcomers}
+        everyone = found.everyone
         if self.client not in everyone:
             raise ConfigError(
                 f"data: {self.dataset} has no client {self.client!r}; choose one of {', '.join(sorted(everyone))}"

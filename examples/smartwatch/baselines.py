@@ -27,7 +27,7 @@ def baselines(data: Federated, seed: int, count: int, tune: int, progress: Calla
 
     ``progress(method, round)`` is called after each round.
     """
-    every = {**data.clients, **data.newcomers}
+    every = data.everyone
     people = members_of(every)
     members = {name: people[name] for name in data.clients}
     accuracy: dict[str, dict[str, float]] = {name: {} for name in every}

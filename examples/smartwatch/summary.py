@@ -31,7 +31,7 @@ def summary_of(
     """The summary that ``summary.json`` holds and the report tells."""
     users = {
         name: _user(name, run, hardware[name], fleet["devices"][name], dense, client, newcomer=name in data.newcomers)
-        for name, client in {**data.clients, **data.newcomers}.items()
+        for name, client in data.everyone.items()
     }
     members = [users[name] for name in data.clients]
     arrived = [users[name] for name in data.newcomers]

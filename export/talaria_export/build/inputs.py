@@ -104,7 +104,7 @@ def load_run(folder: Path, client: str) -> OfRun:
         raise StateError(f"{folder}: this run is not over; go on with it first: talaria simulate --resume {folder}")
     result = experiment.resume(folder)
     model, run, data = result.model(client), result.run, result.data
-    own = {**data.clients, **data.newcomers}[client]
+    own = data.everyone[client]
     samples = {"train": len(own.train), "validation": len(own.val)}
     card = {
         "device": client,

@@ -164,7 +164,7 @@ def _learned(name: str, client: str | None, task: str | None) -> Learned:
     from talaria.types import Samples
 
     found = load(name, **({"task": task} if task is not None and "task" in registry.options_of(name) else {}))
-    everyone = {**found.clients, **found.newcomers}
+    everyone = found.everyone
     if client is not None and client not in everyone:
         raise ConfigError(f"--client {client!r} is not in {name}; choose one of {some_of(sorted(everyone), 20)}")
     chosen = list(found.clients.values()) if client is None else [everyone[client]]

@@ -240,7 +240,7 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON do
     from dataclasses import asdict
 
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from talaria.algorithms import GROUP, kind_of, options
     from talaria.errors import TalariaError
@@ -255,7 +255,7 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON do
     if as_json:
         typer.echo(json.dumps(rows, indent=2, default=str))
         return
-    table = Table("name", "shared", "private", "served", "source", "evidence")
+    table = Table("name", "shared", "private", "served", Column("source", overflow="fold"), "evidence")
     for name, cls in found.items():
         card = cls.card
         table.add_row(name, card.shares, card.keeps, card.serves, card.source, card.evidence)

@@ -120,6 +120,11 @@ class Federated:
             require_inputs(f"{self.name}: {name} unlabelled", client.unlabelled, self.input_shape)
 
     @property
+    def everyone(self) -> dict[str, Client]:
+        """Clients and newcomers by name."""
+        return {**self.clients, **self.newcomers}
+
+    @property
     def classes(self) -> int:
         """How many labels there are: the outputs that a model needs."""
         return len(self.labels)

@@ -35,7 +35,7 @@ EXPERIMENT, STATE, RESULT = "experiment.json", "state.safetensors", "result.json
 def fingerprint(data: Federated) -> str:
     """sha256 over all samples of all clients, hex: the same data, the same text."""
     digest = hashlib.sha256(json.dumps([data.labels, data.input_shape]).encode())
-    for name, client in {**data.clients, **data.newcomers}.items():
+    for name, client in data.everyone.items():
         digest.update(f"|{name}|{name in data.newcomers}|".encode())
         for samples in (client.train, client.val, client.test):
             digest.update(str(tuple(samples.x.shape)).encode())

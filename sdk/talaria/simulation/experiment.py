@@ -331,7 +331,7 @@ def prepare(
         )
     )
     if zoo.GROUP.is_foreign(run.spec.name):
-        everyone = {**found.clients, **found.newcomers}
+        everyone = found.everyone
         several.require_fits(zoo.build(run.spec), found.input_shape, found.meta.get("parts"))
         tokens.require_known(zoo.build(run.spec), _read(everyone))
     _require_answers(run, next(iter(found.clients.values())).train)

@@ -95,7 +95,7 @@ class Result:
 
         Raises :class:`~talaria.errors.ConfigError` for an unknown name.
         """
-        everyone = {**self.data.clients, **self.data.newcomers}
+        everyone = self.data.everyone
         every = members_of(everyone, self.plans, self.asked.get("engine", "torch"))
         if client not in every:
             raise ConfigError(f"client={client!r} is none of this run; choose one of {', '.join(list(every)[:8])}")

@@ -142,7 +142,7 @@ def crew_of(run: Run, members: Mapping[str, Member], data: Federated, count: int
         raise ConfigError(f"simulate: {asked}: an asynchronous run trains one client after another; leave it out")
     if ray is not None and count:
         raise ConfigError(f"simulate: {asked} has a process for each CPU of the cluster; leave workers={count} at 0")
-    every = {**data.clients, **data.newcomers}
+    every = data.everyone
 
     def work(asked: Mapping[str, Any], shared: Tensors, private: Tensors | None) -> Answer:
         if "train" in asked:
@@ -193,7 +193,7 @@ def evaluate(
         answers = crew.answers(learned.shared, jobs)
         told = {name: Metrics(**facts) for name, (facts, *_) in zip(members, answers, strict=True)}
         return evaluation.report(told, learned.run.task)
-    every = {**data.clients, **data.newcomers}
+    every = data.everyone
     task = learned.run.task
     found = {
         name: evaluation.evaluate(learned.personal(one, round), every[name].test, task=task)

@@ -142,7 +142,7 @@ def write_fleet(folder: Path, written: Written) -> None:
             "--write-fleet: devices of secure rounds know each other by keys, which the folder has none of; leave "
             "--secure out, or make the fleet by `talaria fleet init` and set [privacy] secure = true in its fleet.toml"
         )
-    everyone = {**written.data.clients, **written.data.newcomers}
+    everyone = written.data.everyone
     for name, client in everyone.items():
         _require(name, client, classes=_plain(written.run))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -162,6 +162,12 @@ class Mqtt:
         if any(dates):
             return f"cannot use the MQTT broker at {self.address}: {reason}. {'; '.join(filter(None, dates))}"
         tried = f"tried MQTT 5 and 3.1.1 as {self._name!r} by {how}"
+        if reason.startswith("link lost") and not self.address.tls:
+            own, safe = ("ws", "wss") if self.address.websocket else ("mqtt", "mqtts")
+            return (
+                f"cannot use the MQTT broker at {self.address} ({tried}): {reason}. What listens there ended the "
+                f"connection: where it asks for TLS, write {safe}:// in place of {own}://; or correct the port"
+            )
         return (
             f"cannot use the MQTT broker at {self.address} ({tried}): {reason}. "
             f"Start one, for example `mosquitto -p {self.address.port}`, or let the coordinator start its own with "

@@ -68,7 +68,7 @@ def test_no_window_reaches_into_another_part(length: int) -> None:
 def test_no_value_of_a_user_is_in_two_parts(watch: Federated, recordings: smartwatch.Recordings) -> None:
     """Looked for in the data itself: each window's raw values are found again at one place of the recording."""
     mean, sd = (np.array(watch.meta[k], dtype=np.float64) for k in ("mean", "sd"))
-    for user, client in {**watch.clients, **watch.newcomers}.items():
+    for user, client in watch.everyone.items():
         for label, series in enumerate(recordings.series[user]):
             scaled = ((series - mean) / sd).astype(np.float32)
             at = {scaled[t].tobytes(): t for t in range(len(scaled))}

@@ -41,7 +41,7 @@ def test_each_frame_is_a_row_of_the_file_and_in_one_part_alone(speakers: Federat
     where = {((row[3:13] - mean) / sd).astype(np.float32).tobytes(): at for at, row in enumerate(rows)}
     official = {int(row[1]) for row in rows if row[0]}
     assert official == set(vowels.OFFICIAL)
-    for name, client in {**speakers.clients, **speakers.newcomers}.items():
+    for name, client in speakers.everyone.items():
         seen: list[int] = []
         for part, frames in ((client.train, {0, 1}), (client.val, {1, 2}), (client.test, {4, 5})):
             at = [where[x.tobytes()] for x in part.x]

@@ -494,6 +494,9 @@ def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto,
         stranger = Mqtt(broker.url, "dev", ("t",), **FAST)
         with pytest.raises(TransportError, match="certificate"):
             await stranger.start()
+        plain = Mqtt(broker.url.replace("mqtts", "mqtt"), "dev", ("t",), threaded=threaded, **FAST)
+        with pytest.raises(TransportError, match="asks for TLS, write mqtts:// in place of mqtt://"):
+            await plain.start()
 
     asyncio.run(story())
     with warnings.catch_warnings():  # paho leaves the socket of a failed handshake to the garbage collector
