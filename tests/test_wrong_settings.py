@@ -181,8 +181,14 @@ def test_a_device_whose_recording_has_not_begun(said, tmp_path):
             "an asynchronous run",
             "learn in rounds, or leave privacy out",
         ),
-        ({"client": np.repeat(["n" * 65, "b"], 20)}, (), "client", "has 65 characters", "name it with 1 to 64"),
-        ({"client": np.repeat(["a\x1b[31m", "b"], 20)}, (), "client", r"'a\x1b[31m'", "that can be printed"),
+        ({"client": np.repeat(["n" * 65, "b"], 20)}, (), "client", "has 65 characters", "name it with 1 to 64 letters"),
+        (
+            {"client": np.repeat(["a\x1b[31m", "b"], 20)},
+            (),
+            "client",
+            r"'a\x1b[31m'",
+            "no line breaks or other controls",
+        ),
         (
             {},
             ("--model", "mypkg.nets:Steps"),

@@ -1,5 +1,6 @@
 """What a federated dataset is: named clients, each with its own train, validation and test samples."""
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ from talaria.errors import DataError
 from talaria.foreign import shown
 from talaria.tensors import Array
 from talaria.types import LONGEST_NAME, Samples
+
+_UNWRITTEN = ("Cc", "Cs")
+"""Unicode's categories of controls and of halves of a character."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +107,11 @@ class Federated:
         )
 
     def _check(self, name: str, client: Client) -> None:
-        if not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+        odd = any(unicodedata.category(letter) in _UNWRITTEN for letter in name)  # joined emoji and scripts are none
+        if not 0 < len(name) <= LONGEST_NAME or odd:
             raise DataError(
-                f"{self.name}: client {shown(name)} has {len(name)} characters; name it with 1 to {LONGEST_NAME} that "
-                "can be printed"
+                f"{self.name}: client {shown(name)} has {len(name)} characters{', not all text' if odd else ''}; "
+                f"name it with 1 to {LONGEST_NAME} letters, and no line breaks or other controls"
             )
         for part, samples in (("train", client.train), ("val", client.val), ("test", client.test)):
             shape = tuple(samples.x.shape[1:])

@@ -146,6 +146,13 @@ def test_labels_are_remapped_and_keep_their_names(tmp_path: Path) -> None:
     assert np.unique(data.clients["client-0"].train.y).tolist() == [0, 1, 2]
 
 
+def test_names_in_any_script_are_names() -> None:
+    names = ["Jürgen B.", "سارا\u200cنژاد", "\U0001f469\u200d\U0001f4bb", "李\u3000小龙", "a\u00a0b"]
+    y = np.tile([0, 1], 25)
+    found = Federated.from_arrays(np.arange(100.0).reshape(50, 2), y, np.repeat(names, 10))
+    assert {*found.clients} == {*names}
+
+
 def test_client_names_sort_as_their_numbers(tmp_path: Path) -> None:
     data = loaded(tmp_path, client=np.repeat([2, 10, 100], 20))
     assert list(data.clients) == ["client-002", "client-010", "client-100"]
