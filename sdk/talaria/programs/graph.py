@@ -133,6 +133,7 @@ class Draft:
     _made: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     _maker: dict[str, Node] = field(default_factory=dict)
     _rows: set[str] = field(default_factory=set)
+    _few: set[str] = field(default_factory=set)
 
     def input(self, name: str, shape: Sequence[Size], dtype: str = FLOAT) -> str:
         """A value that each call brings."""
@@ -240,6 +241,21 @@ class Draft:
         made = self.op("Gemm", self.op("Expand", self.constant([[1.0]]), many), value)
         self._rows.add(made)
         return made
+
+    def outer(self, slope: str, read: str) -> str:
+        """The product ``slope`` (batch, m) turned times ``read`` (batch, n), (m, n): see :meth:`lessened`."""
+        made = self.product(slope, read, rank=2, turn_a=True)
+        self._few.add(made)
+        return made
+
+    def lessened(self, weight: str, gradient: str, rate: str, rank: int) -> str:
+        """``weight`` - ``rate`` x ``gradient``. One that is an :meth:`outer` product is added to the weight as it is
+        made, of slopes that the rate is in: they have a row for each sample, and the weight is spared two passes."""
+        if gradient not in self._few:
+            return self.op("Sub", weight, self.op("Mul", gradient, self.number(rate, rank)))
+        made = self._maker[gradient]
+        slope, read = made.inputs
+        return self.op("Gemm", self.op("Mul", slope, self.op("Neg", rate)), read, weight, **dict(made.attributes))
 
     def grown(self, gradient: str, momentum: str, rate: float, rank: int) -> str:
         """``rate`` x ``momentum`` + ``gradient``, as one operator where the gradient is a plain matrix product, or one

@@ -95,7 +95,7 @@ class _Sgd:
             slope = draft.op("Add", slope, decay)
         if momentum:
             slope = draft.grown(slope, momentum, self.recipe.momentum, rank)
-        return slope, draft.op("Sub", weight, draft.op("Mul", slope, draft.number("lr", rank)))
+        return slope, draft.lessened(weight, slope, "lr", rank)
 
     def _sizes(self, weights: Sequence[Port]) -> str:
         """The sizes of vectors, of which each call decides some."""

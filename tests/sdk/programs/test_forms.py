@@ -114,3 +114,9 @@ def test_a_rectifier_has_its_slope_in_one_pass(convolutions):
     steep = [node for node in of(convolutions, "HardSigmoid") if node.get("alpha") > 1e38]
     assert len(steep) == 4
     assert len(of(convolutions, "Greater")) == 1  # whether the batch holds more than one sample
+
+
+def test_without_momentum_a_weight_is_added_to_as_its_gradient_is_made():
+    plain = Program(build(ModelSpec("mlp", (20,), 4), recipe=Recipe(momentum=0))).graph
+    made = {name: node.kind for node in plain.nodes for name in node.outputs}
+    assert {made[f"next/weight/{layer}.weight"] for layer in ("fc1", "fc2", "head")} == {"Gemm"}
