@@ -255,7 +255,8 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON do
     if as_json:
         typer.echo(json.dumps(rows, indent=2, default=str))
         return
-    table = Table("name", "shared", "private", "served", Column("source", overflow="fold"), "evidence")
+    names = ("name", "shared", "private", "served", "source", "evidence")
+    table = Table(*(Column(name, overflow="fold") for name in names))
     for name, cls in found.items():
         card = cls.card
         table.add_row(name, card.shares, card.keeps, card.serves, card.source, card.evidence)
