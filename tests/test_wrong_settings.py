@@ -103,6 +103,7 @@ def test_a_wrong_fleet(said, tmp_path, old, new, field, value, mend):
     ("old", "new", "field", "value", "mend"),
     [
         ('"anna"', '"an na"', "device: id", "'an na'", "must be 1 to 36 of a-z"),
+        ('"watch"', '"Watch 2"', "fleet: name", "'Watch 2'", "must be 1 to 36 of a-z"),
         ("[fleet]", 'engine = "tensor"\n[fleet]', "engine", "'tensor'", "use 'torch' or 'onnx'"),
         ("mqtt://127.0.0.1:1", "127.0.0.1:x", "broker", "'127.0.0.1:x'", "write mqtt://host:1883"),
         ('"npz"', '"csv"', "[data] source", "'csv'", 'write "npz" or "folder"'),

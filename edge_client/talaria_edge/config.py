@@ -79,7 +79,7 @@ from talaria.identity.credentials import require_no_password
 from talaria.planning.budget import Budget
 from talaria.planning.plan import Plan
 from talaria.plugins import has_torch, require_packages
-from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE
+from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
 from talaria_edge.data import DataSource, NamedSource, NpzSource
 from talaria_edge.home_assistant import HomeAssistant
 from talaria_edge.recording.folder import FolderSource
@@ -140,6 +140,8 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         if not re.fullmatch(DEVICE_NAME, self.device):
             raise ConfigError(f"device: id={shown(self.device)} must be {DEVICE_RULE}")
+        if not re.fullmatch(FLEET_NAME, self.fleet):
+            raise ConfigError(f"fleet: name={shown(self.fleet)} must be {FLEET_RULE}, as the coordinator has it")
         require_packages("code: allow", self.allow)
         valid.different("device: labels", self.labels)
         valid.among("device", "engine", self.engine, ENGINES)
