@@ -50,6 +50,10 @@ QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
 THOROUGH = (
     "tests/bench/test_bars.py", "tests/bench/test_people.py",
     "tests/bench/test_private.py", "tests/bench/test_simulation.py",
+    "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-efficientnet_lite0-True-residual]",
+    "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-mobilenet_v3_small-True-lowrank]",
+    "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-resnet18-False-lowrank]",
+    "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-resnet18-True-none]",
     "tests/export/test_tokens.py::test_a_device_without_torch_learns_them_from_a_kit",
     "tests/export/test_tokens.py::test_they_learn_and_are_exported[Sentences",
     "tests/export/test_tasks_in_bundles.py::test_a_bundle_says_what_its_task_has_to_say[per_step]",
@@ -64,6 +68,8 @@ THOROUGH = (
     "tests/sdk/federated/test_blueprint.py::test_what_the_run_is_to_blame_for",
     "tests/sdk/planning/test_foreign_models.py::test_a_graph_that_shows_no_weights_is_timed",
     "tests/sdk/planning/test_foreign_models.py::test_pruned_to_half_it_is_exported_and_computes_as_torch_does[mypkg.nets:G",
+    "tests/sdk/planning/test_latency_model.py::test_every_convolution_of_a_planned_model_keeps_the_blocked_form[1.0-mob",
+    "tests/sdk/planning/test_planner.py::test_every_zoo_model_can_be_planned",
     "tests/sdk/programs/test_hostile.py::test_changed_graphs_are_refused_or_still_run_within_bounds[sequence]",
     "tests/sdk/programs/test_shapes.py::test_the_table_foresees_every_value",
     "tests/sdk/programs/test_shapes.py::test_the_table_holds_no_operator",
@@ -104,6 +110,7 @@ THOROUGH = (
     "tests/system/test_without_torch.py::test_devices_that_train_with_programs_learn_what_is_simulated[heart_pfl]",
     "tests/system/test_without_torch.py::test_devices_without_torch_keep_their_kit",
     "tests/system/test_without_torch.py::test_where_nobody_has_torch",
+    "tests/test_docs.py::test_the_site_builds",
 )  # fmt: skip
 """Files and tests that ``make test`` leaves to ``make thorough``: what takes seconds and says at length, or of one more
 algorithm, network, task or broker, what others say."""
