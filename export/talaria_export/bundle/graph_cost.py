@@ -173,13 +173,20 @@ def _back(node: Node, shape: Shape) -> Shape:
     return (shape[0], *shape[2:], shape[1]) if node.attributes.get("channels_last") else shape
 
 
-def _window(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
-    """Sizes behind a sliding window."""
-    rank, own = len(sizes), node.attributes
+def _slid(node: Node, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Strides, dilations and pads of a window."""
+    rank, own = len(kernel), node.attributes
     strides, dilations = own.get("strides") or [1] * rank, own.get("dilations") or [1] * rank
     pads = own.get("pads") or [0] * (2 * rank)
     if min([*strides, *dilations, *kernel]) < 1 or max([*kernel, *dilations, *map(abs, pads)]) > 1 << 24:
         raise ValueError("a window that is none")
+    return strides, dilations, pads
+
+
+def _window(node: Node, sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
+    """Sizes behind a sliding window."""
+    rank, own = len(sizes), node.attributes
+    strides, dilations, pads = _slid(node, kernel)
     if own.get("auto_pad", b"NOTSET") in (b"SAME_UPPER", b"SAME_LOWER"):
         return [-(-size // stride) for size, stride in zip(sizes, strides, strict=True)]
     out = []
@@ -209,13 +216,9 @@ def _convolve_back(node: Node, given: list[Value]) -> Found:
     rank = len(x) - 2
     if len(w) != len(x) or rank < 1 or "output_shape" in own or own.get("auto_pad", b"NOTSET") != b"NOTSET":
         raise ValueError(f"weight {w} for {x}, or sizes that it does not say itself")
-    strides, dilations = own.get("strides") or [1] * rank, own.get("dilations") or [1] * rank
-    pads, more, groups = (
-        own.get("pads") or [0] * (2 * rank),
-        own.get("output_padding") or [0] * rank,
-        own.get("group", 1),
-    )
-    if min([*strides, *dilations, *w[2:], groups]) < 1 or max([*strides, *dilations, *w, *pads, *more]) > 1 << 24:
+    strides, dilations, pads = _slid(node, w[2:])
+    more, groups = own.get("output_padding") or [0] * rank, own.get("group", 1)
+    if groups < 1 or max([*strides, *w, *more]) > 1 << 24:
         raise ValueError("a window that is none")
     wide = [
         strides[i] * (x[2 + i] - 1) + dilations[i] * (w[2 + i] - 1) + 1 + more[i] - pads[i] - pads[rank + i]

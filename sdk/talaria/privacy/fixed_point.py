@@ -13,10 +13,17 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import AggregationError, ConfigError
+from talaria.foreign import shown
 from talaria.tensors import Array
 
 _BLOCK = 1 << 13
 """Values at once: their float64 copies stay in the cache."""
+
+
+def require_bits(what: str, bits: object) -> None:
+    """Raise :class:`~talaria.errors.ConfigError`, beginning with ``what``, unless numbers can have so many ``bits``."""
+    if type(bits) is not int or bits not in (16, 32):
+        raise ConfigError(f"{what}: bits={shown(bits)} must be 16 or 32")
 
 
 @dataclass(frozen=True)
@@ -27,8 +34,7 @@ class Grid:
     most: int
 
     def __post_init__(self) -> None:
-        if self.bits not in (16, 32):
-            raise ConfigError(f"fixed point: bits={self.bits!r} must be 16 or 32")
+        require_bits("fixed point", self.bits)
         if self.most < 1 or self.unit < 1 << 6:
             raise ConfigError(
                 f"fixed point: most={self.most} devices leave {self.bits} bits fewer than 7 for a value; use bits=32"

@@ -24,7 +24,6 @@ from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.validation import checked, not_below
 from talaria.errors import AggregationError, ConfigError
-from talaria.foreign import shown
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
 from talaria.privacy import class_sums
@@ -32,9 +31,18 @@ from talaria.privacy.accounting import Ledger, ledger_in
 from talaria.privacy.clipping import COUNT_NOISE, WITHIN, as_tensors, clip_in, clipped, length, next_clip, on_values
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.coordinator import Opened
+from talaria.privacy.fixed_point import require_bits
 from talaria.privacy.forms import FORMS
 from talaria.privacy.in_process import Contribution, identities, plain_sum, secure_sum
-from talaria.privacy.terms import LARGEST_NUMBER, MOST_DEVICES, MOST_METRICS, MOST_TIERS, Terms, majority
+from talaria.privacy.terms import (
+    LARGEST_NUMBER,
+    MOST_DEVICES,
+    MOST_METRICS,
+    MOST_TIERS,
+    Terms,
+    majority,
+    require_bounds,
+)
 from talaria.tensors import Array, Tensors
 from talaria.types import Update, as_delta
 
@@ -91,13 +99,9 @@ class Privacy:
         valid.whole(what, "degree", self.degree, 0, MOST_DEVICES)
         if self.degree % 2:
             raise ConfigError(f"privacy: degree={self.degree} must be even: half of the neighbours stand on each side")
-        if type(self.bits) is not int or self.bits not in (16, 32):
-            raise ConfigError(f"privacy: bits={shown(self.bits)} must be 16 or 32")
+        require_bits(what, self.bits)
         valid.whole(what, "tiers", self.tiers, 1, MOST_TIERS)
-        for name in ("bound", "statistics_bound", "metric_bound"):
-            valid.number(
-                what, name, getattr(self, name), f"above 0, at most {LARGEST_NUMBER:g}", low=1e-30, high=LARGEST_NUMBER
-            )
+        require_bounds(what, self)
         valid.whole(what, "most_weight", self.most_weight, 1, 1 << 24, none=True)
         for name in ("clip", "epsilon"):
             if getattr(self, name) is not None:

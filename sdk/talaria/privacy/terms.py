@@ -23,6 +23,14 @@ LARGEST = 8 * 1024
 """Bytes of the terms at most."""
 
 
+def require_bounds(what: str, told: Any) -> None:
+    """Raise :class:`~talaria.errors.ConfigError`, beginning with ``what``, unless values, statistics and metrics of
+    ``told`` are cut at numbers above 0."""
+    rule = f"above 0, at most {LARGEST_NUMBER:g}"
+    for name in ("bound", "statistics_bound", "metric_bound"):
+        valid.number(what, name, getattr(told, name), rule, low=1e-30, high=LARGEST_NUMBER)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Terms:
     """One attempt at one round of secure aggregation.
@@ -82,8 +90,7 @@ class Terms:
         ):
             valid.whole(what, name, getattr(self, name), low, high)
         valid.whole(what, "holders", self.holders, 2, self.most, none=True)
-        for name in ("bound", "statistics_bound", "metric_bound"):
-            valid.number(what, name, getattr(self, name), "a number above 0", low=1e-30, high=LARGEST_NUMBER)
+        require_bounds(what, self)
         if self.clip:
             valid.number(what, "clip", self.clip, "a number above 0", low=1e-12, high=LARGEST_NUMBER)
         for name in ("noise", "metric_noise"):

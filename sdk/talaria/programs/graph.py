@@ -234,11 +234,9 @@ class Draft:
         b = self.transpose(b, 0, 2, 1) if turn_b else b
         return self.op("MatMul", a, b)
 
-    def row(self, value: str) -> str:
-        """The sum over the rows of a matrix as a product with ones, (1, columns); ``value`` has one row for each
-        sample."""
-        many = self.op("Shape", "x", start=0, end=1)
-        made = self.op("Gemm", self.op("Expand", self.constant([[1.0]]), many), value)
+    def row(self, ones: str, value: str) -> str:
+        """The sum over the rows of ``value`` (n, columns) as its product with ``ones`` (1, n), (1, columns)."""
+        made = self.op("Gemm", ones, value)
         self._rows.add(made)
         return made
 

@@ -170,8 +170,12 @@ def _above(made: _Made, x: str, y: str) -> str:
 
 def _between(made: _Made, node: Node, out: str) -> str:
     x, low, high = (made.value[name] for name in node.inputs)
+    return _inside(made, x, low, high, made.moved[node.inputs[0]])
+
+
+def _inside(made: _Made, x: str, low: str, high: str, way: str) -> str:
     inside = made.op("And", made.op("Greater", x, low), made.op("Less", x, high))
-    return made.op("Where", inside, made.moved[node.inputs[0]], made.number(0.0))
+    return made.op("Where", inside, way, made.number(0.0))
 
 
 def _stands(node: Node) -> bool:
@@ -181,9 +185,8 @@ def _stands(node: Node) -> bool:
 
 def _sloping(made: _Made, node: Node, out: str) -> str:
     """A line between 0 and 1: its steepness there, and nothing beyond."""
-    y, way = made.value[out], made.op("Mul", made.moved[node.inputs[0]], made.number(node.get("alpha")))
-    inside = made.op("And", made.op("Greater", y, made.number(0.0)), made.op("Less", y, made.number(1.0)))
-    return made.op("Where", inside, way, made.number(0.0))
+    way = made.op("Mul", made.moved[node.inputs[0]], made.number(node.get("alpha")))
+    return _inside(made, made.value[out], made.number(0.0), made.number(1.0), way)
 
 
 def _extreme(made: _Made, node: Node, out: str) -> str:

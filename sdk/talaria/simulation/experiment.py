@@ -330,11 +330,11 @@ def prepare(
             dataset or found.name,
         )
     )
+    built = zoo.build(run.spec)
     if zoo.GROUP.is_foreign(run.spec.name):
-        everyone = found.everyone
-        several.require_fits(zoo.build(run.spec), found.input_shape, found.meta.get("parts"))
-        tokens.require_known(zoo.build(run.spec), _read(everyone))
-    _require_answers(run, next(iter(found.clients.values())).train)
+        several.require_fits(built, found.input_shape, found.meta.get("parts"))
+        tokens.require_known(built, _read(found.everyone))
+    _require_answers(run, built, next(iter(found.clients.values())).train)
     rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
     buffer = buffering_of(run, buffering, len(found.clients))
     check_over(run, over)
@@ -444,10 +444,10 @@ def resume(
     return one.learn(progress, folder, workers, ray)
 
 
-def _require_answers(run: Run, samples: Samples) -> None:
+def _require_answers(run: Run, built: Module, samples: Samples) -> None:
     """Refuse a model that does not answer as the targets of ``samples`` need, before anything is written."""
     split_of(run)
-    tasks.of(run.task).measured(predict(zoo.build(run.spec), samples.x[:1]), samples.y[:1])
+    tasks.of(run.task).measured(predict(built, samples.x[:1]), samples.y[:1])
 
 
 def _read(clients: Mapping[str, Client]) -> dict[str, Array]:

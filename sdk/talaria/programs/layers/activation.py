@@ -55,10 +55,13 @@ def _hardtanh(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     low, high = draft.constant(float(own.min_val)), draft.constant(float(own.max_val))
 
     def slope(g: str) -> str:
-        inside = draft.op("And", draft.op("Greater", x, low), draft.op("Less", x, high))
-        return draft.op("Where", inside, g, draft.constant(0.0))
+        return draft.op("Where", _inside(draft, x, low, high), g, draft.constant(0.0))
 
     return draft.op("Clip", x, low, high), slope
+
+
+def _inside(draft: Draft, x: str, low: str, high: str) -> str:
+    return draft.op("And", draft.op("Greater", x, low), draft.op("Less", x, high))
 
 
 def _leaky_relu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
@@ -158,7 +161,7 @@ def _hardsigmoid(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     sixth = draft.constant(1 / 6)
 
     def slope(g: str) -> str:
-        inside = draft.op("And", draft.op("Greater", x, draft.constant(-3.0)), draft.op("Less", x, draft.constant(3.0)))
+        inside = _inside(draft, x, draft.constant(-3.0), draft.constant(3.0))
         return draft.op("Where", inside, draft.op("Mul", g, sixth), draft.constant(0.0))
 
     return draft.op("HardSigmoid", x, alpha=1 / 6, beta=0.5), slope
@@ -168,7 +171,7 @@ def _hardswish(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     share = draft.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
 
     def slope(g: str) -> str:
-        inside = draft.op("And", draft.op("Greater", x, draft.constant(-3.0)), draft.op("Less", x, draft.constant(3.0)))
+        inside = _inside(draft, x, draft.constant(-3.0), draft.constant(3.0))
         third = draft.op("Where", inside, draft.op("Mul", x, draft.constant(1 / 6)), draft.constant(0.0))
         return draft.op("Mul", g, draft.op("Add", share, third))
 

@@ -176,7 +176,8 @@ class Step:
     def summed(self, rows: str, lead: Sequence[int]) -> str:
         """The sum over rows: (batch x lead, channels) as (channels,)."""
         if not lead:
-            return self.draft.reshape(self.draft.row(rows), -1)
+            ones = self.draft.op("Expand", self.draft.constant([[1.0]]), self.draft.op("Shape", "x", start=0, end=1))
+            return self.draft.reshape(self.draft.row(ones, rows), -1)
         return self.draft.op("MatMul", self.ones(*lead), rows)
 
     def entries(self, at: Map) -> str:
