@@ -66,7 +66,8 @@ class Program:
                 break
             if item is None:
                 self._complainer.join(5)
-                raise AssertionError(f"it ended before {event} {facts}: {self.errors}\n{self.events[-8:]}")
+                ended = f"it ended ({self.process.wait(20)}) before {event} {facts}"
+                raise AssertionError(f"{ended}: {self.errors}\n{self.events[-8:]}")
             self.events.append(item)
             if item["event"] == event and all(item.get(k) == v for k, v in facts.items()):
                 return item

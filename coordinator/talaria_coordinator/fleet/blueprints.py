@@ -15,14 +15,12 @@ from talaria.federated.run import Run
 
 def prepare(run: Run, state: Path) -> None:
     """Let :mod:`talaria.federated.rounds` know the run's model, from ``blueprint`` in the state folder or, the first
-    time, from a process that makes it.
+    time, from a process that makes it; where this one has imported torch already, for a model of its own or a rule
+    that trains, it is that process. Several threads then ask for what one has worked out.
 
-    A process that has imported torch already, for a model of its own or a rule that trains, works it out itself.
     Raises :class:`~talaria.errors.ConfigError` where the model cannot be had, and
     :class:`~talaria.errors.StateError` where the folder cannot be written.
     """
-    if sys.modules.get("torch") is not None:
-        return
     text = run.to_json()
     path = state / f"blueprint-{hashlib.sha256(f'{talaria.__version__} {text}'.encode()).hexdigest()[:16]}"
 
@@ -32,7 +30,7 @@ def prepare(run: Run, state: Path) -> None:
     try:
         known = read()
     except (FileNotFoundError, StateError):
-        data = blueprint.made(text)
+        data = blueprint.made(text) if sys.modules.get("torch") is None else blueprint.here(run)
         try:
             durable.write(path, data)
         except OSError as error:

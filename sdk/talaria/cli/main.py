@@ -6,6 +6,7 @@ What runs for months on a small device does not carry what reads command lines f
 
 from __future__ import annotations
 
+import faulthandler
 import re
 import sys
 from collections.abc import Sequence
@@ -91,6 +92,7 @@ def _plain(package: str) -> str:
 def main() -> None:
     """Run; an error made for people, or a package that is missing, is one message on stderr and exit status 1, never a
     traceback."""
+    faulthandler.enable()  # a crash below Python tells where it was, in the log of whoever runs this
     if not sys.flags.safe_path:
         plugins.look_in(Path.cwd())
     try:

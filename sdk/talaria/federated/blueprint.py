@@ -83,11 +83,12 @@ def made(run_json: str) -> bytes:
     return own_process.made("talaria.federated.blueprint", run_json, "run: its model cannot be worked out")
 
 
-def _of(run: Run) -> bytes:
+def here(run: Run) -> bytes:
+    """The file of a run, made in this process; as :func:`made`."""
     from talaria.federated import rounds
 
     return encode(rounds.first_shared(run), rounds.layout_of(run.spec), rounds.split_of(run))
 
 
 if __name__ == "__main__":
-    sys.exit(own_process.main(_of))
+    sys.exit(own_process.main(here))

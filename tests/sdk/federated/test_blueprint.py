@@ -22,14 +22,10 @@ RUNS = {
 }
 
 
-def told(run):
-    return blueprint.encode(rounds.first_shared(run), rounds.layout_of(run.spec), rounds.split_of(run))
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_a_file_holds_what_torch_says(name):
     run = RUNS[name]
-    found = blueprint.decode(told(run))
+    found = blueprint.decode(blueprint.here(run))
     assert list(found.schema) == list(rounds.first_shared(run))
     assert dict(found.schema) == dict(rounds.update_schema(run))
     assert found.layout == rounds.layout_of(run.spec)
@@ -38,13 +34,13 @@ def test_a_file_holds_what_torch_says(name):
 
 
 def test_a_process_of_its_own_gives_the_same_bytes():
-    assert blueprint.made(RUNS["fedper"].to_json()) == told(RUNS["fedper"])
+    assert blueprint.made(RUNS["fedper"].to_json()) == blueprint.here(RUNS["fedper"])
 
 
 def test_a_process_that_has_adopted_it_asks_torch_no_more(monkeypatch):
     run = replace(RUNS["fedper"], rounds=7)
     monkeypatch.setattr(rounds, "_adopted", {})
-    known = blueprint.decode(told(run))
+    known = blueprint.decode(blueprint.here(run))
     rounds.adopt(run, known)
     monkeypatch.setattr(rounds, "template", None)
     shared, server = rounds.start(run)
@@ -79,7 +75,7 @@ def test_what_the_run_is_to_blame_for_is_said_as_this_process_would_say_it():
 
 @pytest.mark.parametrize("at", [0, 5, 40, 400, -1])
 def test_a_damaged_file_is_refused(at):
-    data = bytearray(told(RUNS["pfedgm"]))
+    data = bytearray(blueprint.here(RUNS["pfedgm"]))
     with pytest.raises(StateError, match="make it again"):
         blueprint.decode(bytes(data[:at]))
     data[at] ^= 0x21
@@ -88,7 +84,7 @@ def test_a_damaged_file_is_refused(at):
 
 
 def test_another_version_is_refused():
-    file = told(RUNS["pfedgm"])
+    file = blueprint.here(RUNS["pfedgm"])
     data = file.replace(b'\\"v\\":1', b'\\"v\\":9')
     assert data != file
     with pytest.raises(StateError, match="version 9"):
