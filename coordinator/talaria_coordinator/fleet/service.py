@@ -21,6 +21,7 @@ from talaria.protocol.coordinator.kits import KitOffer
 from talaria.protocol.coordinator.machine import Rules
 from talaria.protocol.coordinator.state import credit_of
 from talaria.protocol.driver import Driver, Sent
+from talaria.protocol.state_codec import Saver
 from talaria.wire.chunks import ROOM, Cut, chunk_within, most_within
 from talaria.wire.mqtt import LinkDown, LinkUp, Transport, Will
 from talaria.wire.topics import Topic
@@ -134,7 +135,7 @@ class Service:
         above = await look(
             lambda will: self._open(url, self.config, will), self.config.name, self._members.signer, known
         )
-        self._state = self._conductor.begin(above)
+        self._state, self._saver = self._conductor.begin(above), Saver()
         self.begun = True
         try:
             await self._driver.run(self._live(url))
@@ -332,7 +333,7 @@ class Service:
 
     def _save(self) -> None:
         self._unsaved = None
-        self.store.save_machine(self.config.name, self._conductor.fleet.epoch, self._state.dump())
+        self.store.save_machine(self.config.name, self._conductor.fleet.epoch, self._saver.dump(self._state))
 
     def _carry_out(self, action: a.Action) -> None:
         name = self.config.name

@@ -24,6 +24,7 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria.protocol.coordinator.state import LIVE
 from talaria.protocol.device.machine import DeviceState
+from talaria.protocol.state_codec import Saver
 from talaria.wire.chunks import describe
 
 NAMES = st.integers(0, 2)
@@ -48,6 +49,7 @@ class Fleet(RuleBasedStateMachine):
         stale=st.sampled_from([0, 0, 2]), relayed=st.booleans(), most=st.sampled_from([1, 3000, 2**24]),
     )  # fmt: skip
     def begin(self, seed, drop, double, mix, signed, places, stale, relayed, most):
+        self.saver = Saver()
         self.w = self.world(
             3,
             Faults(seed, drop, double, mix),
@@ -193,7 +195,9 @@ class Fleet(RuleBasedStateMachine):
         if not hasattr(self, "w"):
             return
         state = self.w.state
-        assert CoordinatorState.load(state.dump()) == state
+        data = self.saver.dump(state)
+        assert CoordinatorState.load(data) == state
+        assert data == state.dump()
         for _, own in self.w.devices.values():
             assert DeviceState.load(own.dump()) == own
 
