@@ -1,6 +1,7 @@
 """An operator at work on a running fleet: pause, resume, abort, shut out and let in again; a port that is taken."""
 
 import json
+import signal
 import socket
 import time
 
@@ -100,6 +101,15 @@ def test_a_device_is_shut_out_and_let_in_again(fleet, a_run):
         assert api.get("/api/v1/fleets/watch/quarantine").json() == []
         assert "not in quarantine" in order(api, "devices/dora/release", 409)["detail"]
         assert coordinator.wait_for("round-opened", round=3)["cohort"] == 4
+
+
+def test_a_crash_below_python_tells_where_it_was(fleet):
+    coordinator = fleet().serve()
+    coordinator.wait_for("ready")
+    coordinator.process.send_signal(signal.SIGSEGV)
+    assert coordinator.end() == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in coordinator.errors
+    assert "talaria_coordinator/server" in coordinator.errors
 
 
 def test_a_port_that_is_taken_ends_it_with_one_clear_message(fleet):

@@ -92,7 +92,8 @@ def _plain(package: str) -> str:
 def main() -> None:
     """Run; an error made for people, or a package that is missing, is one message on stderr and exit status 1, never a
     traceback."""
-    faulthandler.enable()  # a crash below Python tells where it was, in the log of whoever runs this
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # a crash below Python tells where it was, in the log of whoever runs this
     if not sys.flags.safe_path:
         plugins.look_in(Path.cwd())
     try:
