@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import typer
 
-from talaria.aggregate import row_sums
+from talaria.aggregate.loops import loops_for
 from talaria.aggregate.masked import MaskedMean
 from talaria.model import masks
 from talaria.model.masks import Axis, ChannelLayout, ChannelMask
@@ -234,14 +234,14 @@ def aggregation(
     found = [measure(clients, tiers, scale, rounds, keep) for tiers in (clients, 4)]
     if plot is not None:
         bars.draw({f"{one['masks']} masks": one["ms"] for one in found}, "CPU ms of a fold", plot)
-    loops = type(row_sums.engine(found[0]["values"])).__name__.lower()
-    versions = {"numpy": np.__version__, "torch": torch.__version__, "machine": platform.machine(), "loops": loops}
+    which = type(loops_for(found[0]["values"])).__name__.lower()
+    versions = {"numpy": np.__version__, "torch": torch.__version__, "machine": platform.machine(), "loops": which}
     if find_spec("numba") is not None:
         versions["numba"] = version("numba")
     if as_json:
         typer.echo(json.dumps({**versions, "settings": found}, indent=1))
         return
-    typer.echo(f"loops: {loops}")
+    typer.echo(f"loops: {which}")
     for setting in found:
         kept = f"{setting['kept']} of {setting['values']} values kept"
         typer.echo(f"{setting['clients']} clients, {setting['masks']} masks, {kept}")

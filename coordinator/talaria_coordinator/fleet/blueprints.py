@@ -9,7 +9,7 @@ from pathlib import Path
 import talaria
 from talaria import durable
 from talaria.errors import StateError
-from talaria.federated import blueprint, rounds
+from talaria.federated import blueprint, make_blueprint, rounds
 from talaria.federated.run import Run
 
 
@@ -30,7 +30,7 @@ def prepare(run: Run, state: Path) -> None:
     try:
         known = read()
     except (FileNotFoundError, StateError):
-        data = blueprint.made(text) if sys.modules.get("torch") is None else blueprint.here(run)
+        data = make_blueprint.made(text) if sys.modules.get("torch") is None else make_blueprint.here(run)
         try:
             durable.write(path, data)
         except OSError as error:

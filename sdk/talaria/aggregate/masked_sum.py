@@ -12,7 +12,8 @@ from math import prod
 
 import numpy as np
 
-from talaria.aggregate.row_sums import RowSums, engine
+from talaria.aggregate.loops import loops_for
+from talaria.aggregate.row_sums import RowSums
 from talaria.aggregate.validation import counters, is_finite, not_finite, positions
 from talaria.model.masks import PREFIX, ChannelLayout, ChannelMask, outer
 from talaria.tensors import Array, Tensors
@@ -121,7 +122,7 @@ class Fold:
 
     def __post_init__(self) -> None:
         self._size = sum(self.shared[k].size for k in self.names)
-        self.loops = engine(self._size)
+        self.loops = loops_for(self._size)
 
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, update: Update, weight: float) -> None:

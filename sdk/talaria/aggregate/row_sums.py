@@ -7,7 +7,6 @@ so that their results have the same bits and an installation's extras change non
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -17,13 +16,9 @@ from talaria.tensors import Array
 _BLOCK = 1 << 15
 """Values worked on at once: float64 copies of so many stay in the cache."""
 
-_PAYS = 1 << 20
-"""Values of a model from which the compiled loops are worth their import: .4 s of CPU and some 80 MiB, once a
-process (and their compilation once an installation)."""
-
 
 class RowSums(Protocol):
-    """What :func:`engine` gives: four functions, in numpy or compiled."""
+    """Four functions, in numpy or compiled."""
 
     def add(self, total: Array, values: Array, weight: float) -> None:
         """``total += weight * values``, in place: float64 (n,) and any floats (n,), contiguous."""
@@ -44,15 +39,6 @@ class RowSums(Protocol):
         (rows, width), float64 (rows,), any floats (rows, width), bool (rows,), and ``out`` like ``old``. All are
         contiguous; ``total`` is lost."""
         ...
-
-
-def engine(values: int) -> RowSums:
-    """The loops for a model of so many values: compiled where that pays and numba is there (``talaria[fast]``)."""
-    if values >= _PAYS and find_spec("numba") is not None:
-        from talaria.aggregate.compiled import Compiled
-
-        return Compiled()
-    return Plain()
 
 
 class Plain:

@@ -1,28 +1,22 @@
 """What only torch can say of a run's model: where all begin, which channels it has, what is body and what head.
 
-As a file it serves a program that never trains and so needs no torch. A process of its own makes it (:func:`made`):
-``python -m talaria.federated.blueprint < RUN.JSON > FILE``.
+As a file it serves a program that never trains and so needs no torch; :mod:`talaria.federated.make_blueprint` makes it.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from talaria.errors import StateError, WireError
-from talaria.federated import own_process
 from talaria.foreign import parsed
 from talaria.model.masks import ChannelLayout
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
 from talaria.wire import strict_safetensors
 from talaria.wire.codec import TensorSpec
-
-if TYPE_CHECKING:
-    from talaria.federated.run import Run
 
 VERSION = 1
 MOST = 40_000
@@ -73,22 +67,3 @@ def decode(data: bytes) -> Blueprint:
         raise StateError(f"blueprint: damaged ({type(error).__name__}: {str(error)[:100]}); make it again") from None
     layout = ChannelLayout(about["sizes"], axes)
     return Blueprint(schema, layout, split, lambda: only({k: one.array() for k, one in entries.items()}, schema))
-
-
-def made(run_json: str) -> bytes:
-    """The file of a run, made in a process of its own.
-
-    Raises :class:`~talaria.errors.ConfigError` where the run's model cannot be had.
-    """
-    return own_process.made("talaria.federated.blueprint", run_json, "run: its model cannot be worked out")
-
-
-def here(run: Run) -> bytes:
-    """The file of a run, made in this process; as :func:`made`."""
-    from talaria.federated import rounds
-
-    return encode(rounds.first_shared(run), rounds.layout_of(run.spec), rounds.split_of(run))
-
-
-if __name__ == "__main__":
-    sys.exit(own_process.main(here))

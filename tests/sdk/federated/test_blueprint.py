@@ -8,7 +8,7 @@ import pytest
 
 from talaria import plugins
 from talaria.errors import ConfigError, StateError
-from talaria.federated import blueprint, rounds
+from talaria.federated import blueprint, make_blueprint, rounds
 from talaria.federated.run import Run
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.tensors import equal
@@ -25,7 +25,7 @@ RUNS = {
 @pytest.mark.parametrize("name", RUNS)
 def test_a_file_holds_what_torch_says(name):
     run = RUNS[name]
-    found = blueprint.decode(blueprint.here(run))
+    found = blueprint.decode(make_blueprint.here(run))
     assert list(found.schema) == list(rounds.first_shared(run))
     assert dict(found.schema) == dict(rounds.update_schema(run))
     assert found.layout == rounds.layout_of(run.spec)
@@ -34,13 +34,13 @@ def test_a_file_holds_what_torch_says(name):
 
 
 def test_a_process_of_its_own_gives_the_same_bytes():
-    assert blueprint.made(RUNS["fedper"].to_json()) == blueprint.here(RUNS["fedper"])
+    assert make_blueprint.made(RUNS["fedper"].to_json()) == make_blueprint.here(RUNS["fedper"])
 
 
 def test_a_process_that_has_adopted_it_asks_torch_no_more(monkeypatch):
     run = replace(RUNS["fedper"], rounds=7)
     monkeypatch.setattr(rounds, "_adopted", {})
-    known = blueprint.decode(blueprint.here(run))
+    known = blueprint.decode(make_blueprint.here(run))
     rounds.adopt(run, known)
     monkeypatch.setattr(rounds, "template", None)
     shared, server = rounds.start(run)
@@ -61,21 +61,26 @@ def test_models_of_ones_own_are_found_where_this_process_finds_them(tmp_path, mo
     monkeypatch.setattr(plugins, "_beside", [str(tmp_path)])
     monkeypatch.setattr(sys, "path", [*sys.path])
     run = Run(spec=ModelSpec("my_nets:small", (5,), 3), algorithm="fedavg")
-    assert list(blueprint.decode(blueprint.made(run.to_json())).schema) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert list(blueprint.decode(make_blueprint.made(run.to_json())).schema) == [
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    ]
 
 
 def test_what_the_run_is_to_blame_for_is_said_as_this_process_would_say_it():
     run = Run(spec=ModelSpec("mlp", (20,), 4), algorithm="hermes")
     text = run.to_json().replace('"name":"mlp"', '"name":"imu_cnn"')
     with pytest.raises(ConfigError, match="imu_cnn"):
-        blueprint.made(text)
+        make_blueprint.made(text)
     with pytest.raises(ConfigError, match="unknown"):
-        blueprint.made(run.to_json().replace("hermes", "hermex"))
+        make_blueprint.made(run.to_json().replace("hermes", "hermex"))
 
 
 @pytest.mark.parametrize("at", [0, 5, 40, 400, -1])
 def test_a_damaged_file_is_refused(at):
-    data = bytearray(blueprint.here(RUNS["pfedgm"]))
+    data = bytearray(make_blueprint.here(RUNS["pfedgm"]))
     with pytest.raises(StateError, match="make it again"):
         blueprint.decode(bytes(data[:at]))
     data[at] ^= 0x21
@@ -84,7 +89,7 @@ def test_a_damaged_file_is_refused(at):
 
 
 def test_another_version_is_refused():
-    file = blueprint.here(RUNS["pfedgm"])
+    file = make_blueprint.here(RUNS["pfedgm"])
     data = file.replace(b'\\"v\\":1', b'\\"v\\":9')
     assert data != file
     with pytest.raises(StateError, match="version 9"):

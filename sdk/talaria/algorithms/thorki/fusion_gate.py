@@ -96,6 +96,13 @@ class SampleGate:
 Gate = ConstantGate | SampleGate
 
 
+def named(gate: Gate) -> Tensors:
+    """The gate's tensors by the keys of the module that torch serves."""
+    if isinstance(gate, ConstantGate):
+        return {"alpha": np.array(gate.alpha, np.float32)}
+    return {"hidden.weight": gate.hidden, "hidden.bias": gate.offset, "out.weight": gate.out, "out.bias": gate.lift}
+
+
 def mixed(general: Array, small: Array, alpha: Array | float) -> Array:
     """``(1 − α) general + α small``."""
     found: Array = (1 - alpha) * general + alpha * small

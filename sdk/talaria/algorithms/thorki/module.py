@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn import functional as F
 
-from talaria.algorithms.thorki.fusion_gate import HIDDEN, ConstantGate, Gate
-from talaria.algorithms.thorki.serving import named
+from talaria.algorithms.thorki.fusion_gate import HIDDEN, ConstantGate, Gate, named
 from talaria.model.state import tensor_of
 from talaria.tensors import Array
 

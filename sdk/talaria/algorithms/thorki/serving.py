@@ -3,10 +3,10 @@
 import numpy as np
 
 from talaria.algorithms.thorki.fused_graph import fused_graph
-from talaria.algorithms.thorki.fusion_gate import ConstantGate, Gate, mixed
+from talaria.algorithms.thorki.fusion_gate import ConstantGate, Gate, mixed, named
 from talaria.model.weights import Model, Served
 from talaria.programs.graph import Graph
-from talaria.tensors import Array, Tensors, prefixed
+from talaria.tensors import Array, prefixed
 
 
 def fused(general: Model, small: Model, gate: Gate, shift: Array | None = None) -> Model:
@@ -31,10 +31,3 @@ def fused(general: Model, small: Model, gate: Gate, shift: Array | None = None) 
     parameters = {f"general.{key}" for key in general.parameters} | {f"small.{key}" for key in small.parameters}
     of_gate = () if isinstance(gate, ConstantGate) else prefixed(learned, "gate.")
     return Served(state, logits, frozenset(parameters.union(of_gate)), whole, general.parts)
-
-
-def named(gate: Gate) -> Tensors:
-    """The gate's tensors by the keys of the module that torch serves."""
-    if isinstance(gate, ConstantGate):
-        return {"alpha": np.array(gate.alpha, np.float32)}
-    return {"hidden.weight": gate.hidden, "hidden.bias": gate.offset, "out.weight": gate.out, "out.bias": gate.lift}
