@@ -102,8 +102,10 @@ def status(
         time.sleep(2)
 
 
-for order in (orders.pause, orders.resume, orders.abort, orders.extend, orders.retire, orders.readmit):
+for order in (orders.pause, orders.resume, orders.abort, orders.extend):
     app.command()(order)
+for about_device in (orders.retire, orders.readmit, orders.quarantine, orders.release):
+    app.command()(about_device)
 app.command("next")(orders.next_run)
 app.command()(report.report)
 for upkeep in (maintenance.backup, maintenance.restore, maintenance.fsck, maintenance.gc):

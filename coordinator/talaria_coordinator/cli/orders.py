@@ -1,4 +1,4 @@
-"""``talaria coordinator pause | resume | abort | extend | next``: orders to a fleet, whether it is served or not."""
+"""``talaria coordinator pause | resume | abort | extend | next | ...``: orders to a fleet, served or not."""
 
 import json
 from pathlib import Path
@@ -54,6 +54,17 @@ def retire(config: Config, device: Device, reason: Reason = "", as_json: AsJson 
 def readmit(config: Config, device: Device, reason: Reason = "", as_json: AsJson = False) -> None:
     """Take a device that left in again, from the next round on."""
     _give(config, as_json, "readmit", device, reason)
+
+
+def quarantine(config: Config, device: Device, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Shut a device out of a fleet that is served: nothing it says counts, until `release`. What it gave stays in the
+    model."""
+    _give(config, as_json, "quarantine", device, reason)
+
+
+def release(config: Config, device: Device, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Let a device in again that is in quarantine, by whose order ever."""
+    _give(config, as_json, "release", device, reason)
 
 
 def next_run(

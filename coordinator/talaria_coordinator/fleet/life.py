@@ -14,7 +14,7 @@ from talaria.federated.run import MOST_ROUNDS, Run
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria_coordinator.config.fleet import Canary, FleetConfig
 from talaria_coordinator.fleet.aggregation import Learning
-from talaria_coordinator.fleet.operator_commands import Order, decide
+from talaria_coordinator.fleet.operator_commands import Order, decide, unknown
 from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.records import Fleet
 from talaria_coordinator.storage.store import Store
@@ -67,6 +67,10 @@ def follow(
     require_own(config, "next")
     if order.rounds < 0 or order.classes < 0:
         raise ConfigError(f"next: rounds={order.rounds} and classes={order.classes} must be 0 or more")
+    if fleet.status == "aborted":
+        raise ConfigError(
+            f"fleet {fleet.name!r} was called off; `resume` it, then `pause` it or let it learn to its end"
+        )
     if fleet.status not in ("done", "paused") or store.open_attempts(fleet.name):
         raise ConfigError(
             f"fleet {fleet.name!r} is {fleet.status}, or its last round is not closed yet; `pause` it, and try again "
@@ -147,7 +151,7 @@ def retire(order: Order, fleet: Fleet, store: Store) -> None:
     Raises :class:`~talaria.errors.ConfigError` where it is not known, or nobody would be left."""
     device = next((d for d in store.devices(fleet.name) if d.device == order.device), None)
     if device is None:
-        raise ConfigError(f"device {order.device!r} is not known to the fleet; see its list of devices")
+        raise unknown(order.device)
     if (device.retired is not None) == (order.verb == "retire"):
         state = "has left for good" if device.retired is not None else "has not left"
         raise ConfigError(f"device {order.device!r} {state}; there is nothing to {order.verb}")
@@ -173,6 +177,11 @@ def carry_out(
         require_room(fleet, order.rounds)
         store.extend(fleet.name, order.rounds)
         return
+    if order.verb in ("quarantine", "release"):
+        raise ConfigError(
+            f"{order.verb}: no coordinator serves fleet {fleet.name!r} now, and who is shut out is what it knows; "
+            "`serve` the fleet, and say it again"
+        )
     status, _ = decide(order, fleet, CoordinatorState())
     if status is not None:
         store.set_status(fleet.name, status, order.reason)

@@ -17,6 +17,7 @@ from typing import Literal
 
 from talaria import time
 from talaria.errors import ConfigError, TalariaError
+from talaria.foreign import shown
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria_coordinator.storage.records import Fleet
@@ -28,6 +29,11 @@ _FROM: dict[Verb, tuple[str, ...]] = {
     "resume": ("running", "paused", "aborted"),
     "abort": ("running", "paused", "aborted"),
 }
+_INSTEAD = {
+    "done": "no round opens any more; `extend` lets it learn more rounds, `next` begins another run",
+    "aborted": "no round opens before `resume`",
+}
+"""What a fleet does that an order does not fit, and what fits, by its status."""
 _TO: dict[Verb, Status] = {"pause": "paused", "resume": "running", "abort": "aborted"}
 
 
@@ -66,7 +72,7 @@ def decide(order: Order, fleet: Fleet, state: CoordinatorState) -> tuple[Status 
     if order.verb in ("quarantine", "release"):
         return None, _about_device(order, state)
     if fleet.status not in _FROM[order.verb]:
-        raise ConfigError(f"fleet {fleet.name!r} is {fleet.status}; it cannot {order.verb}")
+        raise ConfigError(f"fleet {fleet.name!r} is {fleet.status}, it cannot {order.verb}: {_INSTEAD[fleet.status]}")
     status = _TO[order.verb]
     open_ = None if state.current is None else state.attempts.get(state.current)
     event = None
@@ -75,10 +81,17 @@ def decide(order: Order, fleet: Fleet, state: CoordinatorState) -> tuple[Status 
     return (None if fleet.status == status else status), event
 
 
+def unknown(device: str) -> ConfigError:
+    """The error to raise for a device that was never here."""
+    return ConfigError(
+        f"device {shown(device)} is not known to the fleet; `talaria coordinator status` lists its devices"
+    )
+
+
 def _about_device(order: Order, state: CoordinatorState) -> object:
     peer = state.peers.get(order.device)
     if peer is None:
-        raise ConfigError(f"device {order.device!r} is not known to the fleet; see its list of devices")
+        raise unknown(order.device)
     if order.verb == "quarantine":
         return e.Revoke(time.monotonic(), order.device, order.reason or "shut out by the operator")
     if not peer.out:

@@ -1,0 +1,76 @@
+"""Orders from a shell to a fleet that nobody serves: what does not fit says what does."""
+
+import pytest
+
+from talaria.cli.main import main
+from talaria.federated.run import Run
+from talaria.model.spec import ModelSpec
+from talaria_coordinator.storage.store import Store
+
+RUN = Run(spec=ModelSpec("mlp", (4,), 3), algorithm="fedavg", rounds=2)
+CONFIG = """
+[fleet]
+name = "watch"
+devices = 2
+state = "."
+[run]
+algorithm = "fedavg"
+rounds = 2
+[run.spec]
+name = "mlp"
+input_shape = [4]
+classes = 3
+"""
+
+
+@pytest.fixture
+def order(tmp_path, monkeypatch, capsys):
+    """Gives an order to a fleet that has a status by now; what is said of it."""
+    path = tmp_path / "fleet.toml"
+    path.write_text(CONFIG)
+    with Store(tmp_path / "coordinator.db") as store:
+        store.enter("watch", RUN.to_json(), "", "")
+        store.see("watch", "anna", 1, {})
+
+    def give(status, *words):
+        with Store(tmp_path / "coordinator.db") as store:
+            store.set_status("watch", status)
+        monkeypatch.setattr("sys.argv", ["talaria", "coordinator", words[0], str(path), *words[1:]])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out = capsys.readouterr()
+        return ended.value.code, out.out + out.err
+
+    return give
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "abort"])
+def test_a_run_that_is_over_is_told_what_goes_on_from_it(order, verb):
+    status, said = order("done", verb)
+    assert status == 1
+    assert f"'watch' is done, it cannot {verb}: " in said
+    assert "`extend`" in said
+    assert "`next`" in said
+
+
+def test_what_a_refusal_tells_to_do_first_is_not_refused_itself(order):
+    for words in (("next", "--rounds", "1"), ("extend", "--rounds", "1"), ("pause",)):
+        status, said = order("aborted", *words)
+        assert status == 1
+        assert "`resume`" in said
+    for verb in ("resume", "pause"):
+        assert order("aborted" if verb == "resume" else "running", verb)[0] in (0, None)
+
+
+@pytest.mark.parametrize("verb", ["retire", "readmit"])
+def test_a_device_by_a_wrong_name_is_answered_with_where_names_are(order, verb):
+    assert (
+        "device 'ana' is not known to the fleet; `talaria coordinator status` lists" in order("running", verb, "ana")[1]
+    )
+
+
+@pytest.mark.parametrize("verb", ["quarantine", "release"])
+def test_who_is_shut_out_is_said_to_a_coordinator_that_runs(order, verb):
+    status, said = order("running", verb, "anna")
+    assert status == 1
+    assert f"{verb}: no coordinator serves fleet 'watch' now" in said
