@@ -139,7 +139,7 @@ class Recipe:
         valid.number("recipe", "clip", self.clip, "at least 0, such as 1.0; 0 for no limit", low=0)
         if self.optimizer == "nesterov" and not self.momentum:
             raise ConfigError("recipe: momentum=0 leaves nesterov nothing to look ahead by; set it above 0, or sgd")
-        freeze = self.freeze.split(",") if isinstance(self.freeze, str) and self.freeze else self.freeze or ()
+        freeze = self.freeze if not isinstance(self.freeze, str) else self.freeze.split(",") if self.freeze else ()
         if not isinstance(freeze, tuple | list) or not all(isinstance(name, str) and name.strip() for name in freeze):
             raise ConfigError(f"recipe: freeze={shown(self.freeze)} must be a list of dotted names of layers")
         object.__setattr__(self, "freeze", tuple(name.strip() for name in freeze))

@@ -277,6 +277,18 @@ def test_keys_are_never_overwritten_by_joining_again(fleet, tmp_path):
         ask(tmp_path / "anna", membership.enroll(fleet, "anna"))
 
 
+def test_a_folder_of_other_things_is_not_shut_by_joining_there(fleet, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    (home / "device.toml").touch()
+    with pytest.raises(ConfigError, match=r"home is not empty.*name a new folder"):
+        ask(home, membership.enroll(fleet, "anna"))
+    assert home.stat().st_mode & 0o777 == 0o755
+    (home / "identity").mkdir(mode=0o755)
+    ask(home / "identity", membership.enroll(fleet, "anna"))
+    assert (home / "identity").stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize("text", ["", "watch.anna", "watch.anna." + "a" * 51, "watch.anna." + "!" * 52, "x" * 10_000])
 def test_what_is_no_code(text):
     with pytest.raises(ConfigError, match="no enrolment code") as caught:

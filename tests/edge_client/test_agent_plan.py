@@ -49,6 +49,17 @@ def test_a_plan_for_another_model_is_declined_and_the_others_go_on(house, run_al
     assert one.store.attempts("watch")[0].counted == ((1, "bela"),)
 
 
+def test_names_for_other_classes_are_told_before_the_first_round_and_not_after_the_last(
+    house, run_all, a_run, tmp_path
+):
+    one = house(a_run())
+    bundle = tmp_path / "anna.talaria"
+    run_all(one.serve(), one.agent("anna", labels=("rest", "walk"), bundle=bundle), one.agent("bela", labels=("rest",)))
+    said = [t.get("error") for t in one.told if t.get("device") == "anna" and t["event"] in ("error", "training")]
+    assert "labels=2 names are not for the 3 classes of the run" in said[0]
+    assert one.of("error", "bela") == []
+
+
 def test_what_the_planner_prints_is_what_the_device_reads(tmp_path):
     made = Plan(widths={"conv1": 16}, batch=16, steps=4, codec="fp16", precision="fp16", accuracy_drop=0.01)
     (tmp_path / "device.toml").write_text(DEVICE)

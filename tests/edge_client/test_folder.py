@@ -135,6 +135,29 @@ def test_labels_come_later_and_the_last_word_counts(tmp_path):
             source.label(id, y)
 
 
+@pytest.mark.parametrize("y", [2, -2, 2.0, np.int64(7), 10**400])
+def test_a_class_beyond_the_names_is_refused_when_it_is_said(tmp_path, y):
+    """Not in each round that would learn from it, which nobody could trace to the window."""
+    source = FolderSource(tmp_path / "windows", labels=("rest", "walk"))
+    source.record(np.zeros(SHAPE, np.float32), 1)
+    with pytest.raises(
+        ConfigError, match=r"label: y=.* is no class of the 2 in \[device\] labels; use 0\.\.\.1, a name"
+    ):
+        source.record(np.ones(SHAPE, np.float32), y)
+    found = source.load()
+    assert (found.train.y.tolist() or found.val.y.tolist(), found.unlabelled) == ([1], None)
+
+
+def test_numbers_to_learn_are_no_classes(tmp_path):
+    glucose = FolderSource(tmp_path / "one", labels=("glucose",))
+    glucose.record(np.zeros(SHAPE, np.float32), 180)
+    both = FolderSource(tmp_path / "two", labels=("systolic", "diastolic"))
+    both.record(np.zeros(SHAPE, np.float32), [120, 80])
+    nameless = FolderSource(tmp_path / "nameless")
+    nameless.record(np.zeros(SHAPE, np.float32), 7)
+    assert [source.queue.read().popitem()[1] for source in (glucose, both, nameless)] == [180, [120, 80], 7]
+
+
 def test_a_queue_of_labels_survives_a_kill_at_any_write(tmp_path):
     """Labels are written by a process that is killed again and again; what it said was kept, is there."""
     program = (

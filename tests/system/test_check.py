@@ -99,6 +99,8 @@ def test_a_fleet_is_looked_at_and_hears_nothing(keyed, tmp_path, command):
         assert "label" in wrong(looked(labels=5))["samples"]
         (home / "plan.json").write_text(json.dumps(Plan(widths={"conv9": 8}).to_json()))
         assert "conv9" in wrong(looked(device='plan = "plan.json"'))["plan"]
+        named = looked(device="bundle = 'me.talaria'\nlabels = ['rest', 'walk']")
+        assert "labels=2 names are not for the 3 classes" in wrong(named)["labels"]
         assert "'bela'" in wrong(looked(own="bela"))["keys"]
         assert "another" in wrong(looked(name="other"))["keys"] or "other" in wrong(looked(name="other"))["keys"]
         plain = looked(broker=fleet.url.replace("mqtts", "mqtt"), more="")

@@ -92,6 +92,10 @@ def _about_device(order: Order, state: CoordinatorState) -> object:
     peer = state.peers.get(order.device)
     if peer is None:
         raise unknown(order.device)
+    if order.verb == "quarantine" and peer.out:
+        raise ConfigError(
+            f"device {order.device!r} is in quarantine already ({peer.out}); there is nothing to shut out"
+        )
     if order.verb == "quarantine":
         return e.Revoke(time.monotonic(), order.device, order.reason or "shut out by the operator")
     if not peer.out:

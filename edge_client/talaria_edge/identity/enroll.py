@@ -21,12 +21,18 @@ def ask(folder: Path, code: Code) -> Path:
     """Make this device's keys in ``folder`` and the request that goes to the operator; its path.
 
     The private keys never leave the folder, and the code is not kept: only the fleet's fingerprint is. Raises
-    :class:`ConfigError` where the folder holds keys already.
+    :class:`ConfigError` where the folder holds keys already, or anything else, which would be shut to everybody but its
+    owner.
     """
     if (folder / "sign.key").exists() or (folder / "tls.key").exists():
         raise ConfigError(
             f"join: {folder} holds keys already; give --answer to finish, or a new folder to join anew (and set "
             "[identity] folder to it)"
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"join: {folder} is not empty, and would be shut to everybody else, as it is for this device's keys alone; "
+            "name a new folder, such as identity"
         )
     credentials.make_private(folder)
     tls, sign = ec.generate_private_key(ec.SECP256R1()), Ed25519PrivateKey.generate()
@@ -90,7 +96,7 @@ def join(folder: str | Path, code: str) -> Path:
         answer to it goes to :func:`accept_answer`.
 
     Raises:
-        ConfigError: The code is damaged, or the folder holds keys already.
+        ConfigError: The code is damaged, or the folder holds keys already, or something else.
 
     Example:
         ``talaria_edge.join("identity", input("Code: "))``

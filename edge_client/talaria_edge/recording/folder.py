@@ -122,6 +122,13 @@ class FolderSource:
             raise ConfigError(f"label: y={shown(y)} is none of [device] labels; use one of {list(self.labels)[:20]}")
         if isinstance(y, np.generic | np.ndarray):
             y = y.tolist()
+        whole = type(y) is int or (isinstance(y, float) and y.is_integer())
+        if len(self.labels) > 1 and whole and not -1 <= y < len(self.labels):
+            # Of two names or more, one number is a class: numbers to learn come as a list, one for each name.
+            raise ConfigError(
+                f"label: y={shown(y)} is no class of the {len(self.labels)} in [device] labels; use 0..."
+                f"{len(self.labels) - 1}, a name, or -1 to take back, and name a new class there, in the fleet's order"
+            )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -104,6 +104,8 @@ def test_engines_agree_on_adam(data: Federated) -> None:
         ({"recipe": {"clip": -0.1}}, "clip=-0.1.*0 for no limit"),
         ({"recipe": {"optimizer": "nesterov", "momentum": 0.0}}, "momentum=0 leaves nesterov nothing"),
         ({"recipe": {"freeze": [3]}}, "freeze=.*must be a list of dotted names"),
+        ({"recipe": {"freeze": 0}}, "freeze=0 must be a list of dotted names"),
+        ({"recipe": {"freeze": False}}, "freeze=False must be a list of dotted names"),
         ({"recipe": {"freeze": ["nose"]}}, "freeze='nose' names no layer; the model has"),
         (
             {"recipe": {"optimizer": "adam"}, "algorithm": "apfl"},
