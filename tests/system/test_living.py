@@ -78,7 +78,7 @@ def test_another_run_begins_from_the_last_model_with_one_class_more(fleet, a_run
         assert status, options
         assert said in errors
 
-    refused("rounds=0 must be in 1..", "--classes", 4)
+    refused("rounds=0, and [run] in fleet.toml is the present run", "--classes", 4)
     refused("spec.classes=2 is below the 3", "--classes", 2, "--rounds", 1)
     path.write_text(path.read_text().replace("[6, 32]", "[6, 40]"))
     refused("spec.input_shape=(6, 40) must stay (6, 32)")

@@ -87,6 +87,11 @@ def follow(
     if order.classes:
         run = replace(run, spec=replace(run.spec, classes=order.classes))
     rounds_more = order.rounds or (given.rounds if order.run else 0)
+    if not rounds_more:
+        raise ConfigError(
+            "next: rounds=0, and [run] in fleet.toml is the present run, or one before it; change it, or say how many "
+            "rounds the present one is to learn anew: `next --rounds 20`"
+        )
     if not 1 <= rounds_more <= MOST_ROUNDS - fleet.round:
         raise ConfigError(f"next: rounds={rounds_more} must be in 1..{MOST_ROUNDS - fleet.round}: how many it learns")
     run = replace(warm_start.following(old, run), rounds=fleet.round + rounds_more)

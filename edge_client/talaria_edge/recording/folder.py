@@ -122,8 +122,8 @@ class FolderSource:
             raise ConfigError(f"label: y={shown(y)} is none of [device] labels; use one of {list(self.labels)[:20]}")
         if isinstance(y, np.generic | np.ndarray):
             y = y.tolist()
-        whole = type(y) is int or (isinstance(y, float) and y.is_integer())
-        if len(self.labels) > 1 and whole and not -1 <= y < len(self.labels):
+        number = y if isinstance(y, int) else int(y) if isinstance(y, float) and y.is_integer() else None
+        if len(self.labels) > 1 and number is not None and not -1 <= number < len(self.labels):
             # Of two names or more, one number is a class: numbers to learn come as a list, one for each name.
             raise ConfigError(
                 f"label: y={shown(y)} is no class of the {len(self.labels)} in [device] labels; use 0..."
