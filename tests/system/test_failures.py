@@ -56,6 +56,25 @@ def test_a_damaged_private_state_is_named_and_not_overwritten(fleet, a_run, comm
     assert '"status": "done"' in out
 
 
+def test_a_disk_that_is_full_when_the_link_comes_back(fleet, a_run):
+    """A connection counts a boot first, on the disk; who cannot waits for room as after any other write."""
+    one = fleet(a_run("fedper", rounds=2), devices=("anna",))
+    coordinator = one.serve()
+    ready = coordinator.wait_for("ready")
+    agent = one.agents(ready["broker"])
+    coordinator.wait_for("round-opened", round=1)
+    coordinator.kill()
+    one.port = int(ready["broker"].rsplit(":", 1)[1])
+    agent.wait_for("disconnected")
+    agent.limit_files(100)
+    coordinator = one.serve()
+    told = agent.wait_for("failed")
+    assert told["error"].startswith("state: ")
+    assert told["again_in_s"] > 0
+    agent.limit_files(None)
+    assert (agent.end(), coordinator.end()) == (0, 0)
+
+
 def test_a_disk_that_fills_up(fleet, a_run):
     """First an edge's, then the coordinator's; with room again the run ends with the same bytes."""
     one = fleet(a_run("fedper", rounds=3), devices=("anna", "bela"))

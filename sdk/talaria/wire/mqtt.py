@@ -224,12 +224,11 @@ class Mqtt:
             self._inbox.put_nowait(None)
 
     async def receive(self) -> Incoming:
-        """The next thing that happened."""
+        """The next thing that happened. Raises what the will's callback raised, once it has: it knows the mend."""
         item = await self._inbox.get()
         if item is None:
             self._inbox.put_nowait(None)
-            why = "is closed" if self._failure is None else f"stopped: {self._failure}"
-            raise TransportError(f"transport {self._name!r} {why}; start a new one") from self._failure
+            raise self._failure or TransportError(f"transport {self._name!r} is closed; start a new one")
         if isinstance(item, Arrival):
             self._budget.give(len(item.payload))
         return item
