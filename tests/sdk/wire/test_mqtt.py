@@ -279,7 +279,7 @@ def test_a_will_that_cannot_be_made_stops_the_transport_and_says_why(mosquitto):
         mosquitto.kill()
         await until(link, LinkDown)
         for _ in range(2):
-            with pytest.raises(StateError, match="^cannot save the boot counter"):
+            with pytest.raises(StateError, match=r"^cannot save the boot counter"):
                 await until(link, LinkUp)
         await link.close()
 
