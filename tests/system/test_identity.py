@@ -316,7 +316,7 @@ def test_a_revoked_device_is_denied_at_once_and_not_let_in_after_a_restart(keyed
     assert after == [[], []]
     with (
         open_broker("mosquitto", state=tmp_path / "broker", security=keys / "broker") as running,
-        pytest.raises(TransportError),
+        pytest.raises(TransportError, match="the fleet may have shut this one out"),
     ):
         asyncio.run(link(running, "carl", ("fl/1/watch/co/#",), carl.tls).start())
 

@@ -161,18 +161,27 @@ class Mqtt:
         dates = [v.trouble(time.time()) for v in validities(self._tls)] if self.address.tls else []
         if any(dates):
             return f"cannot use the MQTT broker at {self.address}: {reason}. {'; '.join(filter(None, dates))}"
-        tried = f"tried MQTT 5 and 3.1.1 as {self._name!r} by {how}"
-        if reason.startswith("link lost") and not self.address.tls:
-            own, safe = ("ws", "wss") if self.address.websocket else ("mqtt", "mqtts")
-            return (
-                f"cannot use the MQTT broker at {self.address} ({tried}): {reason}. What listens there ended the "
-                f"connection: where it asks for TLS, write {safe}:// in place of {own}://; or correct the port"
+        own, safe = ("ws", "wss") if self.address.websocket else ("mqtt", "mqtts")
+        if "VERIFY_FAILED" in reason:
+            mend = (
+                "What listens there has a certificate of another authority than this one's, or for another name: "
+                "correct the URL, or join the fleet of that broker"
             )
-        return (
-            f"cannot use the MQTT broker at {self.address} ({tried}): {reason}. "
-            f"Start one, for example `mosquitto -p {self.address.port}`, or let the coordinator start its own with "
-            'broker = "auto"; or correct the URL'
-        )
+        elif not reason.startswith("link lost") and "SSL" not in reason and "reset by peer" not in reason:
+            mend = (
+                f"Start one, for example `mosquitto -p {self.address.port}`, or let the coordinator start its own with "
+                'broker = "auto"; or correct the URL'
+            )
+        elif self.address.tls:
+            mend = (
+                "What listens there ended the connection: the fleet may have shut this one out, which `talaria fleet "
+                "list` tells its operator; its keys may be of another fleet; or it speaks no TLS: then correct the port"
+            )
+        else:
+            instead = f"write {safe}:// in place of {own}://; or correct the port"
+            mend = f"What listens there ended the connection: where it asks for TLS, {instead}"
+        tried = f"tried MQTT 5 and 3.1.1 as {self._name!r} by {how}"
+        return f"cannot use the MQTT broker at {self.address} ({tried}): {reason}. {mend}"
 
     def _client(self, protocol: MQTTProtocolVersion, will: Will | None) -> paho.Client:
         client = paho.Client(
