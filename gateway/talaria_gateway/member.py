@@ -13,6 +13,7 @@ from talaria.tensors import Tensors
 from talaria.wire.compact import model_of
 from talaria_coordinator.fleet.above import Above, Wanted
 from talaria_edge.agent.training import Learner
+from talaria_edge.storage.state import Private
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class SiteMember(Learner):
 
     def _trained(self, round: int, model_digest: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
         return self.above.ask(Wanted(round, self._model(model_digest), self.left_s())), {}, {}
+
+    def _own(self, private: Private | None, model_digest: bytes) -> Tensors | None:
+        """None: it keeps nothing, so that there is nothing to carry over from a run before."""
 
     def contribution(self, model_digest: bytes, update: bytes, terms: Terms) -> Contribution:
         """Raises :class:`~talaria.errors.ConfigError`: no secure round takes a partial sum."""

@@ -72,8 +72,8 @@ class Runs:
         no site can learn."""
         if self.run is not None and self.run.identity != run.identity:
             raise ConfigError(
-                "gateway: the fleet above learns another run than this site began with; give the gateway and its "
-                "devices new state folders for it"
+                "gateway: the fleet above learns another run than this site began with; give the site another folder "
+                "for it, as [fleet] state: its devices carry over what is theirs"
             )
         if self.run != run:
             self._config.site(run)

@@ -207,6 +207,27 @@ def test_with_keys_on_both_links_a_run_goes_on_for_longer_and_the_site_with_it(f
     assert "`talaria gateway run` serves it" in errors
 
 
+def test_another_run_above_asks_for_another_folder_of_the_site_and_nothing_else(fleet, a_run):
+    one = WithSite(fleet, a_run("fedper", rounds=1))
+    one.begin()
+    one.finish()
+    given(load_config(one.fleet.config), Order("next", rounds=1))
+    one.above = one.fleet.serve()
+    one.url = one.above.wait_for("ready")["broker"]
+    gateway = one.serve_site()
+    assert gateway.end() == 1
+    assert "give the site another folder for it, as [fleet] state" in gateway.errors
+    one.above.close()
+    (one.fleet.folder / "site").rename(one.fleet.folder / "site-before")
+    one.begin()
+    one.finish()
+    assert one.counted("state", "watch")[2] == [*DIRECT, "site"]
+    assert one.counted("site", "garden")[2] == list(SITE)
+    for device in SITE:
+        with DeviceStore(one.fleet.state_of(device), "garden", device) as store:
+            assert (store.private().round, store.before().round) == (2, 1)
+
+
 def test_a_gateway_whose_fleet_is_away_ends_when_it_is_told_to(fleet, a_run):
     one = WithSite(fleet, a_run())
     one.url = f"mqtt://127.0.0.1:{free_port()}"
