@@ -5,6 +5,8 @@ import pytest
 from talaria.cli.main import main
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
+from talaria_coordinator.fleet import order_box
+from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.storage.store import Store
 
 RUN = Run(spec=ModelSpec("mlp", (4,), 3), algorithm="fedavg", rounds=2)
@@ -74,3 +76,16 @@ def test_who_is_shut_out_is_said_to_a_coordinator_that_runs(order, verb):
     status, said = order("running", verb, "anna")
     assert status == 1
     assert f"{verb}: no coordinator serves fleet 'watch' now" in said
+
+
+def test_an_order_that_its_operator_gives_up_is_never_carried_out(tmp_path, monkeypatch):
+    """A coordinator that hangs would find it when it goes on, and extend the run once more."""
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(order_box.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        order_box.put(tmp_path, Order("extend", rounds=5))
+    assert list(order_box.take(tmp_path)) == []
+    assert list((tmp_path / "orders").iterdir()) == []

@@ -37,16 +37,19 @@ def put(state: Path, order: Order, wait_s: float = WAIT_S) -> str:
     try:
         folder.mkdir(exist_ok=True, mode=0o700)
         durable.write(asked, json.dumps(facts).encode())
-        end = time.monotonic() + wait_s
-        while not answered.exists():
-            if time.monotonic() >= end:
-                asked.unlink(missing_ok=True)
-                raise StateError(
-                    f"fleet: the coordinator did not take the order within {wait_s:g} s; look at its log, and try again"
-                )
-            time.sleep(0.05)
-        answer = json.loads(answered.read_bytes())
-        answered.unlink()
+        try:
+            end = time.monotonic() + wait_s
+            while not answered.exists():
+                if time.monotonic() >= end:
+                    raise StateError(
+                        f"fleet: the coordinator did not take the order within {wait_s:g} s; look at its log, and try "
+                        "again"
+                    )
+                time.sleep(0.05)
+            answer = json.loads(answered.read_bytes())
+        finally:  # also of who gives up by Ctrl-C: an order that is left is carried out some day
+            asked.unlink(missing_ok=True)
+            answered.unlink(missing_ok=True)
     except OSError as error:
         raise StateError(f"fleet: cannot use {folder}: {error.strerror}; {so_that_it_can_be_written(error)}") from None
     if "error" in answer:
