@@ -195,12 +195,18 @@ def label(
     The label is on flash when this returns. -1 takes back what was said.
     """
     from talaria.errors import ConfigError
+    from talaria.foreign import shown
     from talaria_edge.config import load_config
     from talaria_edge.recording.folder import FolderSource
 
     source = load_config(config).source
     if not isinstance(source, FolderSource):
         raise ConfigError(f'{config}: [data] source is no folder that fills; set source = "folder" and path')
+    if not source.holds(window):
+        raise ConfigError(
+            f"label: {source.path} holds no window {shown(window)}; give a file's name without .npz, and of a file "
+            "with several NAME/ROW, counted from 0"
+        )
     said: int | float | str = value
     if value not in source.labels:
         for kind in (int, float):

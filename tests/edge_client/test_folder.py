@@ -135,14 +135,12 @@ def test_labels_come_later_and_the_last_word_counts(tmp_path):
             source.label(id, y)
 
 
-@pytest.mark.parametrize("y", [2, -2, 2.0, np.int64(7), 10**400])
+@pytest.mark.parametrize("y", [2, -2, 2.0, 0.5, np.int64(7), 10**400])
 def test_a_class_beyond_the_names_is_refused_when_it_is_said(tmp_path, y):
     """Not in each round that would learn from it, which nobody could trace to the window."""
     source = FolderSource(tmp_path / "windows", labels=("rest", "walk"))
     source.record(np.zeros(SHAPE, np.float32), 1)
-    with pytest.raises(
-        ConfigError, match=r"label: y=.* is no class of the 2 in \[device\] labels; use 0\.\.\.1, a name"
-    ):
+    with pytest.raises(ConfigError, match=r"label: y=.* is no class of the 2 in \[device\] labels; use 0\.\.1, a name"):
         source.record(np.ones(SHAPE, np.float32), y)
     found = source.load()
     assert (found.train.y.tolist() or found.val.y.tolist(), found.unlabelled) == ([1], None)
@@ -276,9 +274,16 @@ def test_a_label_by_hand(tmp_path):
     path = tmp_path / "device.toml"
     head = '[device]\nid = "a"\nlabels = ["rest", "walk"]\n[fleet]\nname = "watch"\nbroker = "mqtt://127.0.0.1"\n'
     path.write_text(f'{head}[data]\nsource = "folder"\npath = "w"\n')
-    for window, said in (("a", "walk"), ("b", "0"), ("c/2", "-1"), ("d", "1.5")):
-        assert CliRunner().invoke(app, ["label", str(path), window, said], catch_exceptions=False).exit_code == 0
-    assert load_config(path).source.queue.read() == {"a": "walk", "b": 0, "c/2": -1, "d": 1.5}
+    for name, rows in (("a", 1), ("b", 1), ("c", 3)):
+        window(tmp_path / "w", name, 0.0, rows=rows)
+    for window_, said in (("a", "walk"), ("b", "0"), ("c/2", "-1")):
+        assert CliRunner().invoke(app, ["label", str(path), window_, said], catch_exceptions=False).exit_code == 0
+    for wrong in ("a.npz", "A", "c/3", "c/-1", "c/two", "c/", "", ".."):
+        with pytest.raises(ConfigError, match=r"w holds no window .*; give a file's name without \.npz"):
+            CliRunner().invoke(app, ["label", str(path), wrong, "walk"], catch_exceptions=False)
+    path.write_text(path.read_text().replace('labels = ["rest", "walk"]', ""))
+    CliRunner().invoke(app, ["label", str(path), "b", "1.5"], catch_exceptions=False)
+    assert load_config(path).source.queue.read() == {"a": "walk", "b": 1.5, "c/2": -1}
     path.write_text(f'{head}[data]\nsource = "smartwatch"\n')
     with pytest.raises(ConfigError, match="no folder that fills"):
         CliRunner().invoke(app, ["label", str(path), "a", "walk"], catch_exceptions=False)

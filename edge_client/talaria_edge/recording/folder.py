@@ -122,18 +122,26 @@ class FolderSource:
             raise ConfigError(f"label: y={shown(y)} is none of [device] labels; use one of {list(self.labels)[:20]}")
         if isinstance(y, np.generic | np.ndarray):
             y = y.tolist()
-        number = y if isinstance(y, int) else int(y) if isinstance(y, float) and y.is_integer() else None
-        if len(self.labels) > 1 and number is not None and not -1 <= number < len(self.labels):
+        if len(self.labels) > 1 and isinstance(y, int | float) and y not in range(-1, len(self.labels)):
             # Of two names or more, one number is a class: numbers to learn come as a list, one for each name.
             raise ConfigError(
-                f"label: y={shown(y)} is no class of the {len(self.labels)} in [device] labels; use 0..."
-                f"{len(self.labels) - 1}, a name, or -1 to take back, and name a new class there, in the fleet's order"
+                f"label: y={shown(y)} is no class of the {len(self.labels)} in [device] labels; use "
+                f"0..{len(self.labels) - 1}, a name, or -1 to take back, and name a new class there, in the fleet's order"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"label: {self.path} cannot be made ({error.strerror}); mend its rights") from None
         self.queue.add(id, y)
+
+    def holds(self, id: str) -> bool:
+        """Whether the window that ``id`` names, as in :meth:`label`, is here and whole."""
+        name = id.partition("/")[0]
+        try:
+            rows = len(_read(self.path / f"{name}.npz", 0.0, LIMIT).x)
+        except DataError:
+            return False
+        return id == name or id in (f"{name}/{row}" for row in range(rows))
 
     def _kept(self) -> list[_Window]:
         """The files that stay, oldest first; the others are removed."""
