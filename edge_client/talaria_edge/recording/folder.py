@@ -126,7 +126,7 @@ class FolderSource:
             # Of two names or more, one number is a class: numbers to learn come as a list, one for each name.
             raise ConfigError(
                 f"label: y={shown(y)} is no class of the {len(self.labels)} in [device] labels; use "
-                f"0..{len(self.labels) - 1}, a name, or -1 to take back, and name a new class there, in the fleet's order"
+                f"0..{len(self.labels) - 1}, a name, or -1 to take back; name a new class there, in the fleet's order"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
