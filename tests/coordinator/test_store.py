@@ -52,6 +52,12 @@ def test_another_run_is_refused_with_the_difference(store):
     store.enter("watch", RUN, A, B)
     with pytest.raises(ConfigError, match=r"seed: stored 0, given 7"):
         store.enter("watch", '{"rounds": 3, "seed": 7}', A, B)
+    nested = '{{"rounds": 3, "seed": 0, "recipe": {{"batch": 8, "lr": {}}}}}'
+    store.enter("other", nested.format(0.02), A, B)
+    with pytest.raises(
+        ConfigError, match=r"\(recipe.lr: stored 0.02, given 0.5\); .*`talaria coordinator next FLEET.TOML`"
+    ):
+        store.enter("other", nested.format(0.5), A, B)
 
 
 def test_sqlite_is_asked_to_be_durable(tmp_path):

@@ -728,7 +728,10 @@ def require_same_run(fleet: Fleet, run: str) -> None:
     if fleet.run != run:
         difference = _difference(fleet.run, run)
         more = json.loads(run)["rounds"] - json.loads(fleet.run)["rounds"]
-        mend = "take the old values back, or give the new run another name or state folder"
+        mend = (
+            "take the old values back; or begin it from the last model by `talaria coordinator next FLEET.TOML`, once "
+            "this run is done or paused; or give the new run another name or state folder"
+        )
         if difference.startswith("rounds:") and ";" not in difference and more > 0:
             mend = (
                 f"take the old value back, and let it go on by `talaria coordinator extend FLEET.TOML --rounds {more}`"
@@ -766,9 +769,16 @@ def _require_epoch(fleet: str, now: int | None, ours: int) -> None:
 
 
 def _difference(stored: str, given: str) -> str:
-    old, new = json.loads(stored), json.loads(given)
+    old, new = _fields(json.loads(stored)), _fields(json.loads(given))
     odd = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
     return "; ".join(f"{k}: stored {json.dumps(old.get(k))}, given {json.dumps(new.get(k))}" for k in odd)
+
+
+def _fields(run: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a run, those of its tables by dotted names."""
+    tables = {key: value for key, value in run.items() if isinstance(value, dict)}
+    plain = {key: value for key, value in run.items() if key not in tables}
+    return plain | {f"{key}.{name}": value for key, table in tables.items() for name, value in table.items()}
 
 
 def _entered(tx: Connection, fleet: str, batch: Sequence[_Entry]) -> dict[tuple[int, str], Received]:
