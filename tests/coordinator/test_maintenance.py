@@ -370,7 +370,7 @@ def config(tmp_path, request, place):
 
 def test_the_commands(config):
     from talaria_coordinator.config.fleet import load_config
-    from talaria_coordinator.server.open_state import open_blobs, open_store
+    from talaria_coordinator.server.open_state import held, open_blobs, open_store
 
     def talaria(*args):
         done = CliRunner().invoke(app, [str(arg) for arg in args])
@@ -392,8 +392,14 @@ def test_the_commands(config):
     assert orphan not in done.stdout
     assert json.loads(talaria("fsck", config, "--json").stdout)["orphans"] == [orphan]
     assert talaria("gc", config, "--dry-run", "--hours", 0).stdout == "17 bytes would be freed\n"
-    assert json.loads(talaria("gc", config, "--json").stdout)["freed"] == 0
-    assert json.loads(talaria("gc", config, "--hours", 0, "--json").stdout) == {"freed": 17, "dry_run": False}
+    for options in ((), ("--dry-run",)):
+        said = talaria("gc", config, *options).stdout
+        assert said.startswith("0 bytes ")
+        assert "; 17 more are younger than 1 h, which --hours 0 frees while no coordinator serves" in said
+    assert json.loads(talaria("gc", config, "--json").stdout) == {"freed": 0, "dry_run": False, "younger": 17}
+    with held(loaded.state):  # as a coordinator that runs does
+        assert isinstance(talaria("gc", config, "--hours", 0).exception, StateError)
+    assert json.loads(talaria("gc", config, "--hours", 0, "--json").stdout)["freed"] == 17
     copy = config.parent / "copy"
     done = talaria("backup", config, copy, "--json")
     assert json.loads(done.stdout)["blobs"] == 6, done.output

@@ -1,6 +1,7 @@
 """``talaria coordinator backup | restore | fsck | gc``: the care of a store. See docs/operating.md."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,12 +92,19 @@ def gc(
 ) -> None:
     """Free what nothing names any more. A coordinator that runs does so after each round; this is for what is left."""
     from talaria_coordinator.config.fleet import load_config
-    from talaria_coordinator.server.open_state import open_blobs, open_store
+    from talaria_coordinator.server.open_state import held, open_blobs, open_store
 
     loaded = load_config(config)
-    with open_store(loaded, make=False) as store:
-        freed = open_blobs(loaded).gc(store.blobs_in_use(), older_s=3600 * hours, dry_run=dry_run)
-    _say({"freed": freed, "dry_run": dry_run}, f"{freed:,} bytes {'would be' if dry_run else 'are'} freed", as_json)
+    # What is younger may be an update, or a model, that a coordinator has put and will name.
+    alone = held(loaded.state) if hours < 1 and not dry_run else nullcontext()
+    with alone, open_store(loaded, make=False) as store:
+        blobs = open_blobs(loaded)
+        freed = blobs.gc(store.blobs_in_use(), older_s=3600 * hours, dry_run=dry_run)
+        left = blobs.gc(store.blobs_in_use(), dry_run=True) - (freed if dry_run else 0)
+    text = f"{freed:,} bytes {'would be' if dry_run else 'are'} freed"
+    if hours and left:
+        text += f"; {left:,} more are younger than {hours:g} h, which --hours 0 frees while no coordinator serves"
+    _say({"freed": freed, "dry_run": dry_run, "younger": left}, text, as_json)
 
 
 def _say(facts: dict[str, Any], text: str, as_json: bool) -> None:
