@@ -1,12 +1,19 @@
-"""Orders from a shell to a fleet that nobody serves: what does not fit says what does."""
+"""Orders from a shell to a fleet that nobody serves, or that ends meanwhile: what does not fit says what does."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from talaria.cli.main import main
+from talaria.errors import StateError
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
+from talaria_coordinator.cli.orders import given
+from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet import order_box
 from talaria_coordinator.fleet.operator_commands import Order
+from talaria_coordinator.server.open_state import held
 from talaria_coordinator.storage.store import Store
 
 RUN = Run(spec=ModelSpec("mlp", (4,), 3), algorithm="fedavg", rounds=2)
@@ -86,6 +93,29 @@ def test_an_order_that_its_operator_gives_up_is_never_carried_out(tmp_path, monk
 
     monkeypatch.setattr(order_box.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        order_box.put(tmp_path, Order("extend", rounds=5))
+        order_box.put(tmp_path, Order("extend", rounds=5), lambda: False)
     assert list(order_box.take(tmp_path)) == []
+    assert list((tmp_path / "orders").iterdir()) == []
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize("took", [False, True])
+def test_a_coordinator_that_ends_over_an_order_is_not_waited_for(tmp_path, took):
+    """Killed before it took the order, it is carried out here; killed over it, nobody knows, and that is said: to give
+    it again could extend the run twice."""
+    config = load_config(tmp_path / "fleet.toml")
+    with ThreadPoolExecutor(1) as shell:
+        with held(config.state):  # as the coordinator that runs does
+            answer = shell.submit(given, config, Order("extend", rounds=5))
+            while not list(tmp_path.glob("orders/*.json")):
+                time.sleep(0.01)
+            taken = list(order_box.take(tmp_path)) if took else []
+        if took:
+            assert [one.rounds for one in taken] == [5]
+            with pytest.raises(StateError, match="ended while it carried the order out; `talaria coordinator status`"):
+                answer.result(30)
+        else:
+            assert answer.result(30) == "running"
+    with Store(tmp_path / "coordinator.db") as store:
+        assert Run.from_json(store.fleet("watch").run).rounds == (2 if took else 7)
     assert list((tmp_path / "orders").iterdir()) == []

@@ -1,6 +1,7 @@
 """``talaria coordinator pause | resume | abort | extend | next | ...``: orders to a fleet, served or not."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,7 +113,20 @@ def given(config: "FleetConfig", order: "Order") -> str:
     from talaria_coordinator.fleet import life, order_box
     from talaria_coordinator.server.open_state import held, open_blobs, open_store
 
-    def alone() -> str:
+    with ExitStack() as alone:
+
+        def ended() -> bool:
+            """Whether no coordinator serves the fleet; from then on none begins to before this is done."""
+            try:
+                alone.enter_context(held(config.state))
+            except StateError as error:
+                if "in use" not in str(error):
+                    raise
+                return False
+            return True
+
+        if not ended() and (status := order_box.put(config.state, order, ended)) is not None:
+            return status
         with open_store(config, make=False) as store:
             fleet = store.fleet(config.name)
             if fleet is None:
@@ -120,11 +134,3 @@ def given(config: "FleetConfig", order: "Order") -> str:
             life.carry_out(order, fleet, config, store, open_blobs(config))
             after = store.fleet(config.name)
             return fleet.status if after is None else after.status
-
-    try:
-        with held(config.state):
-            return alone()
-    except StateError as error:
-        if "in use" not in str(error):
-            raise
-    return order_box.put(config.state, order)

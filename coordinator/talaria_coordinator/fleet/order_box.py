@@ -10,7 +10,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -25,11 +25,12 @@ LARGEST = 1 << 20
 WAIT_S = 60.0
 
 
-def put(state: Path, order: Order, wait_s: float = WAIT_S) -> str:
-    """Give an order to the coordinator that runs on this state folder; the fleet's status after it.
+def put(state: Path, order: Order, ended: Callable[[], bool], wait_s: float = WAIT_S) -> str | None:
+    """Give an order to the coordinator that runs on this state folder; the fleet's status after it. None where that has
+    ``ended`` meanwhile, as it says once, and left the order alone: it is taken back.
 
     Raises :class:`~talaria.errors.ConfigError` where it is refused, and :class:`~talaria.errors.StateError` where
-    nobody answers within ``wait_s`` seconds, or the folder refuses."""
+    nobody answers within ``wait_s`` seconds, the coordinator ended over it, or the folder refuses."""
     folder, name = state / "orders", secrets.token_hex(8)
     asked, answered = folder / f"{name}.json", folder / f"{name}.answer"
     facts: dict[str, Any] = {"verb": order.verb, "device": order.device, "reason": order.reason, "rounds": order.rounds}
@@ -40,6 +41,13 @@ def put(state: Path, order: Order, wait_s: float = WAIT_S) -> str:
         try:
             end = time.monotonic() + wait_s
             while not answered.exists():
+                if ended() and not answered.exists():
+                    if asked.exists():
+                        return None
+                    raise StateError(
+                        "fleet: the coordinator ended while it carried the order out; `talaria coordinator status` and "
+                        "`report` say whether it did"
+                    )
                 if time.monotonic() >= end:
                     raise StateError(
                         f"fleet: the coordinator did not take the order within {wait_s:g} s; look at its log, and try "
