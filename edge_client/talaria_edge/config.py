@@ -203,6 +203,8 @@ def load_config(path: str | Path) -> DeviceConfig:
         'anna'
     """
     top = read_toml(Path(path))
+    if "device" not in top.values and not {"run", "upstream"}.isdisjoint(top.values):
+        raise ConfigError(f"{path}: holds a fleet's settings; give the device's, such as device.toml")
     config = config_of(top)
     top.done()
     return config

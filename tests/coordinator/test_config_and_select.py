@@ -304,6 +304,11 @@ def test_a_fleet_that_could_not_keep_what_it_promises_is_never_served(tmp_path, 
         load_config(written(tmp_path, text + more))
 
 
+def test_a_devices_settings_are_not_taken_for_a_fleets(tmp_path):
+    with pytest.raises(ConfigError, match=r"holds a device's settings, \[device\]; give the fleet's"):
+        load_config(written(tmp_path, '[device]\nid = "a"\n[fleet]\nname = "watch"\nbroker = "mqtt://h"\n'))
+
+
 SITE = "[gateways]\nsite-a = 20\n"
 
 

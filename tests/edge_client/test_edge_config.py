@@ -68,6 +68,7 @@ def test_all_fields(tmp_path):
         ),
         ('source = "smartwatch"', 'source = "smartwatch"\n[cloud]', r"cloud=\{\} is unknown"),
         ("[device]", "[device", "is not TOML"),
+        ("[device]", "[run]", "holds a fleet's settings; give the device's"),
     ],
 )
 def test_bad_fields(tmp_path, old, new, message):

@@ -275,6 +275,8 @@ def load_config(path: str | Path) -> FleetConfig:
         'fedper'
     """
     top = read_toml(Path(path))
+    if "device" in top.values:
+        raise ConfigError(f"{path}: holds a device's settings, [device]; give the fleet's, such as fleet.toml")
     if top.raw("upstream", None) is not None:
         config = site_of(top, run_above(top.table("fleet").path("state", "state")))
     else:
