@@ -62,7 +62,7 @@ def to_planes(name: str, value: Array, codec: Codec) -> Tensors:
     if not is_float(value):
         return {name: value}
     if not bool(np.isfinite(value).all()):
-        raise ConfigError(f"tensor {name!r} holds NaN or infinity; it cannot be sent")
+        raise ConfigError(f"tensor {name!r} holds NaN or infinity, and cannot be sent; lower the learning rate")
     if codec.name == "raw" or value.size == 0:
         return {name: value}
     if codec.name in ("fp16", "bf16"):

@@ -291,6 +291,27 @@ def test_a_device_that_forgot_its_update_and_declines_is_not_waited_for(world):
     assert w.state.uploads == {}
 
 
+def test_a_round_that_fails_tells_its_operator_who_declined_and_no_other_device(world):
+    w, sent = world(3, QUIET), []
+    publish = w.hub.publish
+    w.hub.publish = lambda *given, **how: (sent.append(given[:2]), publish(*given, **how))[1]
+
+    def work(name, number, version):
+        if name != "dev-2":  # which trains on
+            w.say(name, e.DeclineRound(w.now, number, f"training of {name} diverged"))
+
+    w.work = work
+    w.begin()
+    w.open(1, seconds=5, quorum=1)
+    w.run(20)
+    assert [x.reason for x in w.failed] == [
+        "0 of at least 1 updates came; dev-0 declined (training of dev-0 diverged), and 1 more declined"
+    ]
+    told = [payload for topic, payload in sent if topic.endswith("dev-2/cmd")]
+    assert any(b"0 of at least 1 updates came" in payload for payload in told)
+    assert not any(b"diverged" in payload for payload in told)
+
+
 def _is_work(event):
     return isinstance(event, e.Received) and bool(event.payload) and decode_frame(event.payload).header.type == "work"
 

@@ -269,7 +269,7 @@ class CoordinatorMachine:
         if phase == "closed":
             t.act(a.RoundClosed(number, attempt.roll(), attempt.missing()))
         else:
-            t.act(a.RoundFailed(number, len(attempt.counted), reason))
+            t.act(a.RoundFailed(number, len(attempt.counted), reason + attempt.declines()))
         async_rounds.end(t, attempt, reason)
 
     # ---- what arrives ----------------------------------------------------------------------------------

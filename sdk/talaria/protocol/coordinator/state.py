@@ -190,6 +190,12 @@ class Attempt:
         """The updates that count, in order of device and attempt."""
         return tuple(Counted(*entry) for entry in sorted(self.counted))
 
+    def declines(self) -> str:
+        """Who declined, to stand after why the round failed: the first by name with its reason, and how many more."""
+        said = sorted(device for device, member in self.cohort.items() if member.phase == "declined")
+        more = f", and {len(said) - 1} more declined" if len(said) > 1 else ""
+        return f"; {said[0]} declined ({self.cohort[said[0]].reason}){more}" if said else ""
+
     def missing(self) -> tuple[str, ...]:
         """Members whose update did not come in time."""
         return tuple(sorted(d for d, m in self.cohort.items() if m.phase != "stored"))
