@@ -165,7 +165,7 @@ def late(x):
         (lambda: nets.maps(first(), nn.InstanceNorm1d(3, track_running_stats=True), wide=36), "track_running_stats"),
         (lambda: nets.maps(first(), nn.InstanceNorm1d(5), wide=36), "use num_features=3"),
         (lambda: Owning(lambda x, w: F.instance_norm(x, w[0, :3], w[1, :3], None, None, False)), "or use BatchNorm"),
-        (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5), wide=15), "pools"),
+        (lambda: nets.maps(first(), nn.AdaptiveMaxPool1d(5, return_indices=True), wide=15), "returns indices"),
         (lambda: nets.maps(first(), nn.Linear(12, 12), wide=36), "turn the channels"),
         (lambda: Odd(lambda x: nn.functional.layer_norm(x, x.shape)), "batch"),
         (lambda: Odd(lambda x: x / x.norm(3, dim=1, keepdim=True)), "norm of p=3; use p=1, 2 or inf"),

@@ -13,8 +13,8 @@ from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, refused, spread
 from talaria.programs.layers.windows import Tap, Windows
 
-MATRIX = 1 << 16
-"""Entries of the matrix by which uneven windows are averaged, at most: it stands in the file."""
+
+_Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def max_pool(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
@@ -52,7 +52,7 @@ def average_pool(step: Step, layer: str, module: Module, given: Sequence[Map]) -
     return y.like(draft.op("Mul", y.value, more)), lambda g, wanted: pull(draft.op("Mul", g, more), wanted)
 
 
-def _counted(windows: Windows, edges: bool, padding: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _counted(windows: Windows, edges: bool, padding: Sequence[int]) -> _Matrix:
     """How many positions count under each window: those of the map, and of its ``padding`` where ``edges`` do."""
     found = np.ones(())
     zipped = zip(windows.space, windows.kernel, windows.stride, padding, windows.out, strict=True)
@@ -63,34 +63,56 @@ def _counted(windows: Windows, edges: bool, padding: Sequence[int]) -> np.ndarra
 
 
 def adaptive_average(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """The mean under windows that cover the map evenly; a product with a matrix where their sizes differ."""
+    """The mean under windows that cover the map evenly; where their sizes differ, a product with a matrix for each
+    dimension."""
     draft, (x,) = step.draft, given
     wanted, windows = _adaptive(module, x)
     if windows is not None:
         return _average(draft, x, windows)
-    if prod(x.space) * prod(wanted) > MATRIX:
-        raise refused(layer, f"pools {x.space} to {wanted}", "pool to sizes that divide these")
-    shares = np.ones((1, 1))
-    for n, many in zip(x.space, wanted, strict=True):
-        places, cells = np.arange(n)[:, None], np.arange(many)
-        under = (places >= cells * n // many) & (places < -(-(cells + 1) * n // many))
-        shares = np.kron(shares, under / under.sum(0))
-    forth, back_again = draft.constant(shares), draft.constant(shares.T)
+    shares = [_under(n, many) / _under(n, many).sum(0) for n, many in zip(x.space, wanted, strict=True)]
+    turned = [one.T for one in shares]
+    return Map(_along_each(draft, x.value, shares), x.channels, wanted), lambda g, _: [_along_each(draft, g, turned)]
 
-    def spread_by(value: str, matrix: str, space: Sequence[int]) -> str:
-        return draft.reshape(draft.op("MatMul", draft.reshape(value, 0, 0, -1), matrix), 0, 0, *space)
 
-    y = Map(spread_by(x.value, forth, wanted), x.channels, wanted)
-    return y, lambda g, _: [spread_by(g, back_again, x.space)]
+def _under(n: int, many: int) -> _Matrix:
+    """Which of ``n`` places lie under each of ``many`` windows that cover them, (n, many)."""
+    places, cells = np.arange(n)[:, None], np.arange(many)
+    return np.asarray((places >= cells * n // many) & (places < -(-(cells + 1) * n // many)), np.float64)
+
+
+def _along_each(draft: Draft, value: str, matrices: Sequence[_Matrix]) -> str:
+    """A map (channels, batch, *space) times a matrix (places, new places) along each dimension of its space."""
+    *above, last = matrices
+    value = draft.op("MatMul", value, draft.constant(last))
+    for one in above:
+        value = draft.op("MatMul", draft.constant(one.T), value)
+    return value
 
 
 def adaptive_max(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """The largest value under windows of one size that cover the map."""
-    (x,) = given
+    """The largest value under windows that cover the map evenly; where their sizes differ, each is made as long as the
+    longest, by its last place once more."""
+    draft, (x,) = step.draft, given
     wanted, windows = _adaptive(module, x)
-    if windows is None or cast(Any, module).return_indices:
-        raise refused(layer, f"pools {x.space} to {wanted}", "pool to sizes that divide these, without indices")
-    return _largest(step.draft, x, windows)
+    if cast(Any, module).return_indices:
+        raise refused(layer, "returns indices", "leave return_indices out")
+    if windows is not None:
+        return _largest(draft, x, windows)
+    value, spreads, kernel = x.value, list[_Matrix](), list[int]()
+    for axis, (n, many) in enumerate(zip(x.space, wanted, strict=True), 2):
+        under = _under(n, many)
+        first, count = under.argmax(0)[:, None], under.sum(0)[:, None]
+        kernel.append(int(count.max()))
+        places = (first + np.minimum(np.arange(kernel[-1]), count - 1)).astype(int).reshape(-1)
+        value = draft.op("Gather", value, draft.ints(*places.tolist()), axis=axis)
+        spreads.append(np.eye(n)[places])
+    wide, size = tuple(many * k for many, k in zip(wanted, kernel, strict=True)), tuple(kernel)
+    y, pull = _largest(draft, Map(value, x.channels, wide), Windows(wide, size, size, (0,) * len(size)))
+
+    def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        return [None if slope is None else _along_each(draft, slope, spreads) for slope in pull(g, wanted)]
+
+    return y, back
 
 
 def _adaptive(module: Module, x: Map) -> tuple[tuple[int, ...], Windows | None]:
