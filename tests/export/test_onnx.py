@@ -137,7 +137,7 @@ def test_a_class_token_is_laid_out_for_any_batch(imu):
 
 class Fixed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)[:, :7] + torch.rand(len(x), 7)
+        return x.flatten(1)[:, :7] + torch.rand(int(x.shape[0]), 7)
 
 
 def test_model_that_fixes_the_batch_is_refused(imu):

@@ -20,6 +20,7 @@ from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.merging import merge
 from talaria_export.bundle.preprocess import Preprocessing
 from talaria_export.convert.names import INPUT, OUTPUT
+from talaria_export.convert.spoken import spoken
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -121,7 +122,7 @@ def _exported(model: Module, batch: Tensor) -> ModelProto:
 
     dynamic = ({0: torch.export.Dim("batch")},)
     try:
-        with _quietly():
+        with _quietly(), spoken(model):
             _build_translations_once()
             program = torch.onnx.export(
                 model,
@@ -178,7 +179,9 @@ def _check_form(proto: ModelProto) -> None:
         raise ModelError("model: must have one input and one output; wrap it in a module that takes one tensor")
     sizes = [value.type.tensor_type.shape.dim[0] for value in [*proto.graph.input, *proto.graph.output]]
     if any(size.HasField("dim_value") for size in sizes):
-        raise ModelError("model: its forward fixes the size of the batch; let it take any (x.shape[0], no len(x))")
+        raise ModelError(
+            "model: its forward fixes the size of the batch; let it take any (x.shape[0], without int() around it)"
+        )
     if any(tensor.external_data for tensor in proto.graph.initializer) or proto.functions:
         raise ModelError("model: torch left weights or functions outside of the graph; use torch 2.11 or later")
 

@@ -13,7 +13,6 @@ from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, refused, spread
 from talaria.programs.layers.windows import Tap, Windows
 
-
 _Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
 

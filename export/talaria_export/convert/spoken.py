@@ -1,0 +1,78 @@
+"""What torch's exporter does not know, said as what it knows while a model is exported: the length of a batch,
+attention over three dimensions, maxima under windows of different sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import unwrap
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+
+@contextmanager
+def spoken(model: Module) -> Iterator[None]:
+    """In this context a pass of ``model`` computes the same by what the exporter knows. What ``len`` is changes in the
+    files of Python that its passes stand in alone."""
+    own = [unwrap(type(one).forward) for one in model.modules() if not type(one).__module__.startswith("torch.")]
+    found = {id(space): space for one in own if (space := getattr(one, "__globals__", None)) is not None}
+    spaces = [space for space in found.values() if "len" not in space]
+    for space in spaces:
+        space["len"] = _length
+    try:
+        with _Spoken():
+            yield
+    finally:
+        for space in spaces:
+            del space["len"]
+
+
+def _length(x: Any) -> Any:
+    """``len`` of Python is a number, and would fix the batch's size; a tensor's first size need be none."""
+    return x.shape[0] if isinstance(x, Tensor) else len(x)
+
+
+class _Spoken(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _SAID.get(func, func)(*args, **(kwargs or {}))
+
+
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **more: Any
+) -> Any:
+    if query.dim() != 3:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, *args, **more)
+    mask = attn_mask[:, None] if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+    found = F.scaled_dot_product_attention(query[:, None], key[:, None], value[:, None], mask, *args, **more)
+    return found[:, 0]
+
+
+def _largest(pool: Callable[..., Any], rank: int) -> Callable[..., Any]:
+    """``pool`` of maps with so many dimensions of space."""
+
+    def pooled(x: Tensor, output_size: int | Sequence[int | None], return_indices: bool = False) -> Any:
+        asked = [output_size] * rank if isinstance(output_size, int) else output_size
+        sizes = [(n, many or n) for n, many in zip(x.shape[-rank:], asked, strict=True)]
+        if return_indices or not any(n % many for n, many in sizes):
+            return pool(x, output_size, return_indices)
+        for axis, (n, many) in enumerate(sizes, x.dim() - rank):
+            windows = [range(i * n // many, -(-(i + 1) * n // many)) for i in range(many)]
+            longest = max(map(len, windows))  # of a shorter one the last place counts several times
+            places = [window[min(i, len(window) - 1)] for window in windows for i in range(longest)]
+            x = x.index_select(axis, torch.tensor(places))
+            x = x.reshape(*x.shape[:axis], many, longest, *x.shape[axis + 1 :]).amax(axis + 1)
+        return x
+
+    return pooled
+
+
+_SAID: Mapping[Any, Callable[..., Any]] = {
+    F.scaled_dot_product_attention: _attended,
+    F.adaptive_max_pool1d: _largest(F.adaptive_max_pool1d, 1),
+    F.adaptive_max_pool2d: _largest(F.adaptive_max_pool2d, 2),
+}
