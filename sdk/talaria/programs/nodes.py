@@ -62,9 +62,9 @@ class Layer:
 _HARMLESS = ("need_weights", "average_attn_weights")
 
 
-def _alone(own: Module, node: fx.Node, held: Mapping[fx.Node, Any]) -> bool:
+def _alone(own: Module, args: Sequence[Any], held: Mapping[fx.Node, Any]) -> bool:
     """Whether a layer is called with what its rule reads alone: a recurrent one without a first state."""
-    first, *rest = node.args
+    first, *rest = args
     rest = [] if all(one in held and isinstance(held[one], Zeros) for one in _nodes(rest)) else rest
     nodes = [one for one in (first, *rest) if isinstance(one, fx.Node) and isinstance(held.get(one), Map)]
     return len(nodes) == 1 + len(rest) == (3 if isinstance(base_of(own), MultiheadAttention) else 1)
@@ -120,14 +120,16 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
             for key, one in given.items()
             if key != "hx" or not all(isinstance(held.get(z), Zeros) for z in _nodes(one))
         }
-        mask, same = None, None
+        mask, same, called = None, None, list(node.args)
         if isinstance(base_of(own), MultiheadAttention):
+            called += [given.pop(name) for name in ("query", "key", "value") if name in given]
+            read = [one for one in called if isinstance(one, fx.Node)]
             mask, seen = given.pop("key_padding_mask", None), given.pop("attn_mask", None)
             same = _same(layer, held[seen] if isinstance(seen, fx.Node) else seen)
             given.pop("is_causal", None)  # which says of attn_mask what that says itself
         rules, base = parts_of(own), recurrent_of(own)
         several = rules is not None or base is not None
-        if given or (several and not _alone(own, node, held)):
+        if given or (several and not _alone(own, called, held)):
             raise refused(layer, f"is called with {sorted(given) or 'more than its input'}", "call it with maps alone")
         if base is not None:
             form = "all" if layer in step.tapped else form_of(node, base)

@@ -203,6 +203,30 @@ class Written(nn.Module):
         return self.head(x.mean(1))
 
 
+class Asking(nn.Module):
+    """A learned query that attends to a sequence, or a shorter sequence that does."""
+
+    def __init__(self, way: str, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__()
+        self.query, self.way = nn.Parameter(torch.randn(1, 2, 6)), way
+        self.norm, self.below, self.short = nn.LayerNorm(6), nn.Conv1d(3, 6, 3), nn.Conv1d(3, 6, 4, 4)
+        self.attention = nn.MultiheadAttention(6, 3, dropout, bias, batch_first=True)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        near = self.norm(self.below(x).transpose(1, 2))
+        far = self.norm(self.short(x).transpose(1, 2))
+        if self.way == "query":
+            return self.head(self.attention(self.query.expand(len(x), -1, -1), near, near)[0].flatten(1)[:, :6])
+        if self.way == "padded":
+            y, _ = self.attention(far, near, near, key_padding_mask=x[:, 0, :10] > 1)
+        elif self.way == "named":
+            y, _ = self.attention(query=far, key=near, value=torch.tanh(near), need_weights=False)
+        else:
+            y, _ = self.attention(near, near, torch.tanh(near))
+        return self.head(y.mean(1))
+
+
 class Attending(nn.Module):
     """Attention as torch's own layer, between two turns."""
 
@@ -1127,6 +1151,13 @@ NETS = {
     "logs": (PLANE, Logs),
     "gains": (LINE, Gains),
     "attention": (LINE, Attending),
+    **{
+        f"attention_{way}": (LINE, lambda way=way: Asking(way.split()[-1]))
+        for way in ("learned query", "across padded", "across named", "of others")
+    },
+    "attention_across_without_bias": (LINE, lambda: Asking("named", bias=False)),
+    "dropout_in_attention_across": (LINE, lambda: Asking("padded", 0.3)),
+    "adapted_attention_across": (LINE, lambda: adapted(Asking("named"), "attention")),
     "attention_written": (LINE, lambda: Written("out")),
     **{f"attention_{how}": (LINE, lambda how=how: Written(how)) for how in ("places", "unbound", "split")},
     "attention_fused": (LINE, lambda: Written("fused")),

@@ -111,6 +111,8 @@ def _convnext():
         (lambda: _sloped(nn.PReLU(16), nn.PReLU()), ["0", "2"]),
         (nets.Attending, ["attention", "conv"]),
         (nets.Hiding, ["attention", "conv"]),
+        *((lambda way=way: nets.Asking(way), ["attention"]) for way in ("query", "padded", "others")),
+        (lambda: nets.adapted(nets.Asking("padded"), "attention"), ["attention.base"]),
         (lambda: nets.Biased("learned"), ["attention", "conv"]),
         (lambda: nets.Biased("hidden"), ["attention", "conv"]),
         (lambda: nets.adapted(nets.Hiding(), "attention"), ["attention.base", "conv"]),

@@ -32,12 +32,12 @@ class Odd(nn.Module):
 
 
 class Cross(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, **options) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True, **options)
 
     def forward(self, x):
-        return self.attention(x, x * 2, x)[0]
+        return self.attention(x, x[..., : self.attention.kdim], x)[0]
 
 
 class Masked(Cross):
@@ -185,7 +185,7 @@ def late(x):
         (lambda: Owning(lambda x, w: x.clamp(max=w)), "gives clamp a parameter or a table"),
         (lambda: Odd(lambda x: x.to(torch.float64)), "float64"),
         (lambda: nets.Sequences(nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 8, 0.0), wide=8), "batch_first=True"),
-        (lambda: nets.maps(nn.Linear(12, 4), Cross(), wide=12), "from one sequence to another"),
+        (lambda: nets.maps(nn.Linear(12, 4), Cross(kdim=2), wide=12), "has kdim, vdim"),
         (lambda: nets.maps(nn.Linear(12, 4), Masked(), wide=12), "attn_mask that is made of the sample"),
         (lambda: nets.maps(nn.Linear(12, 4), Masked(torch.zeros(2, 3, 3)), wide=12), "each sample"),
         (lambda: Odd(lambda x: nn.functional.scaled_dot_product_attention(x, x, x, x)), "no comparison"),

@@ -226,7 +226,8 @@ TWICE = (
     "weight_norm_of_planes",
     "beside", "resized", "strided", "rnn_both_out", "attention_learned", "einsum", "group_norm_by_function",
     "instance_norm_by_function", "extremes", "nearest", "reckoned", "kernels", "equalized", "tokens", "chosen",
-    "ordered", "swin", "adaptive_wide", "adaptive_max_uneven", "GRUCell_learned", "LSTMCell_new", "RNNCell_none",
+    "ordered", "swin", "GRUCell_learned", "LSTMCell_new", "RNNCell_none",
+    "adaptive_wide", "attention_across padded", "adaptive_max_uneven",
 )  # fmt: skip
 
 

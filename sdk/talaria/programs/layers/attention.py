@@ -1,11 +1,11 @@
-"""Attention of a sequence to itself.
+"""Attention of a sequence to itself, or to another one.
 
 Source: Vaswani et al. 2017; the layout of the weights is torch.nn.MultiheadAttention's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import cast
 
@@ -24,28 +24,25 @@ from talaria.programs.layers.weighing import Weighing
 def attention(
     step: Step, layer: str, module: Module, given: Sequence[Map], *, mask: Weight | None = None
 ) -> tuple[Map, Pullback]:
-    """What ``layer(x, x, x)[0]`` is, of rows; a fourth map is the padding mask.
+    """What ``layer(query, key, value)[0]`` is, of rows; a fourth map is the padding mask.
 
-    ``mask`` (length, length) is the same for each sample: numbers that are added, or where keys are hidden.
+    ``mask`` (queries, keys) is the same for each sample: numbers that are added, or where keys are hidden.
     """
-    own, draft, x = cast(MultiheadAttention, base_of(module)), step.draft, given[0]
+    own, draft = cast(MultiheadAttention, base_of(module)), step.draft
     weights = Matrices(step, layer, module)
     _known(step, layer, own, given)
-    if mask is not None and mask.shape != x.lead * 2:
+    (queries,), (keys,) = given[0].lead, given[1].lead
+    if mask is not None and mask.shape != (queries, keys):
         raise refused(layer, f"has an attn_mask of {mask.shape}", "make it (length, length), the same for each sample")
-    wide, each, (length,) = own.embed_dim, own.head_dim, x.lead
+    wide, each = own.embed_dim, own.head_dim
     joint = weights.value("in_proj_weight", (times(layer, 3), wide))
     shift = weights.value("in_proj_bias", (times(layer, 3),))
     out = weights.value("out_proj.weight", (wide, layer))  # a mask may take heads
     bias = weights.value("out_proj.bias", (wide,))
     assert joint is not None
     assert out is not None
-    # channels first, (channels, batch x length): what is turned to heads and back then has the length together
-    held = Weighing(step, x, joint, shift)
-    three = draft.op("Gemm", held.matrix, x.value, *held.column(), transB=1)
-    # (heads x batch, each, length): ONNX Runtime turns inside of a product where it cannot see what lies before
-    apart = draft.reshape(_by_heads(draft, three, each, length), 3, -1, each, length)
-    q, k, v = (draft.op("Gather", apart, draft.constant(i, "int64"), axis=0) for i in range(3))
+    one = len({x.value for x in given[:3]}) == 1
+    (q, k, v), projected = (_of_one if one else _of_three)(step, weights, given[:3], joint, shift, each)
     scale = draft.constant(1 / sqrt(each))
     scaled = draft.op("Mul", q, scale)
     met = draft.op("MatMul", _turned(draft, scaled), k)
@@ -55,19 +52,19 @@ def attention(
     elif mask is not None:
         met = draft.op("Add", met, mask.value(step))
     if len(given) > 3:
-        met = _hidden(draft, met, given[3].value, length)
+        met = _hidden(draft, met, given[3].value, queries, keys)
     share = draft.op("Softmax", met, axis=2)
-    draw = _drawn(step, weights.place, own, share, length) if own.training and own.dropout else None
+    draw = _drawn(step, weights.place, own, share, queries, keys) if own.training and own.dropout else None
     kept = share if draw is None else draft.op("Mul", share, draw)
     mixed = draft.op("MatMul", v, _turned(draft, kept))
-    flat = _together(draft, mixed, each, length)
+    flat = _together(draft, mixed, each, queries)
     y = draft.op("Gemm", flat, out, *([bias] if bias else []), transA=1, transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         weights.trained("out_proj.weight", lambda: draft.product(g, flat, rank=2, turn_a=True, turn_b=True))
-        weights.trained("out_proj.bias", lambda: step.summed(g, x.lead))
+        weights.trained("out_proj.bias", lambda: step.summed(g, given[0].lead))
         before = draft.product(out, g, rank=2, turn_a=True, turn_b=True)
-        slope = draft.reshape(_by_heads(draft, before, each, length), -1, each, length)
+        slope = draft.reshape(_by_heads(draft, before, each, queries), -1, each, queries)
         # what a softmax takes off, the sum over share * (slope^T v), is that over the shorter columns of the output
         # and is taken off inside of the product, as one more channel: a pass of its own takes as long as the product
         met = draft.sum(draft.op("Mul", slope, mixed), 1, keep=True)
@@ -83,46 +80,98 @@ def attention(
         dq = draft.op("Mul", draft.op("MatMul", k, _turned(draft, scores)), scale)
         dk = draft.op("MatMul", scaled, scores)
         dv = draft.op("MatMul", slope, kept)
-        whole = _together(draft, draft.op("Concat", dq, dk, dv, axis=0), each, length)
+        return [*projected((dq, dk, dv), wanted[:3]), *[None] * (len(given) - 3)]
+
+    return Map(y, wide, (), given[0].lead), back
+
+
+_Slopes = Callable[[Sequence[str], Sequence[bool]], Sequence[str | None]]
+"""``the slopes of queries, keys and values, which inputs want theirs -> those of the inputs``."""
+
+
+def _of_one(
+    step: Step, weights: Matrices, given: Sequence[Map], joint: str, shift: str | None, each: int
+) -> tuple[Sequence[str], _Slopes]:
+    """Queries, keys and values (heads x batch, each, length) of one sequence, by one product."""
+    draft, x, (length,) = step.draft, given[0], given[0].lead
+    # channels first, (channels, batch x length): what is turned to heads and back then has the length together
+    held = Weighing(step, x, joint, shift)
+    three = draft.op("Gemm", held.matrix, x.value, *held.column(), transB=1)
+    # (heads x batch, each, length): ONNX Runtime turns inside of a product where it cannot see what lies before
+    apart = draft.reshape(_by_heads(draft, three, each, length), 3, -1, each, length)
+
+    def back(slopes: Sequence[str], wanted: Sequence[bool]) -> Sequence[str | None]:
+        whole = _together(draft, draft.op("Concat", *slopes, axis=0), each, length)
         product, total = draft.op("Gemm", whole, x.value), draft.sum(whole, 1)
         weights.trained("in_proj_weight", lambda: held.gradient(product, total))
         weights.trained("in_proj_bias", lambda: total)
         held.train(product, total)
         # x is read as query, key and value: one of them carries the whole gradient
-        dx = draft.product(whole, held.back, rank=2, turn_a=True) if wanted[0] else None
-        return [dx, *[None] * (len(given) - 1)]
+        return [draft.product(whole, held.back, rank=2, turn_a=True) if wanted[0] else None, None, None]
 
-    return Map(y, wide, (), x.lead), back
+    return [_third(draft, apart, i) for i in range(3)], back
 
 
-def _hidden(draft: Draft, met: str, mask: str, length: int) -> str:
-    """Products of queries and keys (heads x batch, length, length), of which ``mask`` (batch, length) hides keys."""
-    over = draft.op("Greater", draft.reshape(mask, 1, -1, 1, length), draft.constant(0.5))
-    apart = draft.op("Where", over, draft.constant(float("-inf")), _heads(draft, met, length, length))
-    return draft.reshape(apart, -1, length, length)
+def _of_three(
+    step: Step, weights: Matrices, given: Sequence[Map], joint: str, shift: str | None, each: int
+) -> tuple[Sequence[str], _Slopes]:
+    """Queries, keys and values of sequences that need not be the same."""
+    draft = step.draft
+    matrices = draft.reshape(joint, 3, -1, step.known(given[0].channels))
+    shifts = None if shift is None else draft.reshape(shift, 3, -1)
+    held, found = list[Weighing](), list[str]()
+    for i, x in enumerate(given):
+        held.append(Weighing(step, x, _third(draft, matrices, i), None if shifts is None else _third(draft, shifts, i)))
+        one = draft.op("Gemm", held[i].matrix, x.value, *held[i].column(), transB=1)
+        found.append(draft.reshape(_by_heads(draft, one, each, *x.lead), -1, each, *x.lead))
+
+    def back(slopes: Sequence[str], wanted: Sequence[bool]) -> Sequence[str | None]:
+        whole = [_together(draft, slope, each, *x.lead) for slope, x in zip(slopes, given, strict=True)]
+        products = [draft.op("Gemm", one, x.value) for one, x in zip(whole, given, strict=True)]
+        totals = [draft.sum(one, 1) for one in whole]
+        triples = list(zip(held, products, totals, strict=True))
+        weights.trained(
+            "in_proj_weight", lambda: draft.op("Concat", *(w.gradient(p, t) for w, p, t in triples), axis=0)
+        )
+        weights.trained("in_proj_bias", lambda: draft.op("Concat", *totals, axis=0))
+        for one, product, total in triples:
+            one.train(product, total)
+        ways = zip(whole, held, wanted, strict=True)
+        return [draft.product(g, one.back, rank=2, turn_a=True) if want else None for g, one, want in ways]
+
+    return found, back
+
+
+def _third(draft: Draft, three: str, place: int) -> str:
+    return draft.op("Gather", three, draft.constant(place, "int64"), axis=0)
+
+
+def _hidden(draft: Draft, met: str, mask: str, queries: int, keys: int) -> str:
+    """Products of queries and keys (heads x batch, queries, keys), of which ``mask`` (batch, keys) hides keys."""
+    over = draft.op("Greater", draft.reshape(mask, 1, -1, 1, keys), draft.constant(0.5))
+    apart = draft.op("Where", over, draft.constant(float("-inf")), _heads(draft, met, queries, keys))
+    return draft.reshape(apart, -1, queries, keys)
 
 
 def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]) -> None:
-    """Refuse what is not the attention of one sequence to itself."""
+    """Refuse what is no attention of torch's usual form."""
     for mask in given[3:]:
-        if not step.draft.compared(mask.value) or sizes(mask) != given[0].lead:
+        if not step.draft.compared(mask.value) or sizes(mask) != given[1].lead:
             what = "has a key_padding_mask that is no comparison, or of another length"
             raise refused(layer, what, "make it of the sample, (batch, length), as in x == 0")
-    if len(given) not in (3, 4) or len({one.value for one in given[:3]}) != 1:
-        raise refused(layer, "attends from one sequence to another", "call it with the same query, key and value")
-    if not own.batch_first or len(given[0].lead) != 1:
+    if not own.batch_first or any(len(one.lead) != 1 for one in given[:3]):
         raise refused(layer, "reads sequences in another order", "use batch_first=True, and (batch, length, width)")
     if own.in_proj_weight is None or own.bias_k is not None or own.add_zero_attn:
         raise refused(layer, "has kdim, vdim, add_bias_kv or add_zero_attn", "leave them out")
 
 
-def _drawn(step: Step, place: str, own: MultiheadAttention, share: str, length: int) -> str:
-    """Draws for the weights (heads x batch, length, length): for all heads that there were, of which those that a mask
+def _drawn(step: Step, place: str, own: MultiheadAttention, share: str, queries: int, keys: int) -> str:
+    """Draws for the weights (heads x batch, queries, keys): for all heads that there were, of which those that a mask
     leaves take the first ones."""
-    draft, draw = step.draft, step.drawn(place, (heads_of(own), length, length))
-    left = draft.op("Shape", _heads(draft, share, length, length), start=0, end=1)
+    draft, draw = step.draft, step.drawn(place, (heads_of(own), queries, keys))
+    left = draft.op("Shape", _heads(draft, share, queries, keys), start=0, end=1)
     ends = (draft.ints(0), left, draft.ints(0), draft.ints(1))
-    return draft.reshape(draft.op("Slice", draft.transpose(draw, 1, 0, 2, 3), *ends), -1, length, length)
+    return draft.reshape(draft.op("Slice", draft.transpose(draw, 1, 0, 2, 3), *ends), -1, queries, keys)
 
 
 def _by_heads(draft: Draft, value: str, each: int, length: int) -> str:
