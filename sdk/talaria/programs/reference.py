@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from talaria.errors import ModelError
 from talaria.model import attention, recurrent
 from talaria.model.state import load, state_of, to_arrays
-from talaria.model.weight_norm import TwiceDifferentiable
+from talaria.model.twice import TwiceDifferentiable
 from talaria.programs.tangent import along
 from talaria.tensors import Array
 from talaria.training import loop

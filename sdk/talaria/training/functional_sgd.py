@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from talaria.model.state import beside, load, state_of, tensor_of, to_arrays
-from talaria.model.weight_norm import TwiceDifferentiable
+from talaria.model.twice import TwiceDifferentiable
 from talaria.tensors import Array, Tensors
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import freeze_but, lone_sample_in_eval

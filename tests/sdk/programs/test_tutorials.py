@@ -122,6 +122,12 @@ def test_a_head_of_functions_learns_alone_and_a_normalized_sequence_is_looked_at
     assert_both_engines_agree(algorithm, (3, 12), make())
 
 
+def test_attention_is_differentiated_twice_alike_on_both_engines():
+    """Torch's fast one is not, so that it is computed by plain operators there."""
+    torch.manual_seed(0)
+    assert_both_engines_agree("perfedavg", IMAGE, tutorials.ViT(), options={"form": "exact"})
+
+
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
 @pytest.mark.parametrize(
     ("algorithm", "make", "layer"), [("heart_pfl", tutorials.Leftovers, "rest"), ("pfedgm", tutorials.Read, "fc")]
