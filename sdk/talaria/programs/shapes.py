@@ -350,9 +350,11 @@ def _transposed(node: Node, given: list[Value]) -> Found:
 
 
 _ALIKE = (
+    "Ceil",
     "Cos",
     "Erf",
     "Exp",
+    "Floor",
     "HardSigmoid",
     "Identity",
     "Log",
@@ -360,6 +362,7 @@ _ALIKE = (
     "Not",
     "Reciprocal",
     "Relu",
+    "Round",
     "Sigmoid",
     "Sign",
     "Sin",

@@ -19,7 +19,7 @@ ALONG = "along/"
 """What stands between the kind and the key of a port that is the derivative of another's."""
 _FIRST = ("Reshape", "Transpose", "Slice", "Gather", "Expand", "Unsqueeze", "Flatten", "ReduceSum", "ReduceMean")
 """Linear in their first input, whose shape decides all else."""
-_NONE = ("And", "Equal", "Greater", "Less", "Not", "OneHot", "Shape", "Sign")
+_NONE = ("And", "Ceil", "Equal", "Floor", "Greater", "Less", "Not", "OneHot", "Round", "Shape", "Sign")
 """Constant wherever they can be differentiated."""
 
 

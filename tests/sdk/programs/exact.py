@@ -133,6 +133,7 @@ RULES = {
     "ReduceMean": _reduced(np.mean),
     "ReduceSum": _reduced(np.sum),
     "Relu": lambda _, x: np.maximum(x, 0),
+    **{name: (lambda _, x, of=of: of(x)) for name, of in (("Round", np.round), ("Floor", np.floor), ("Ceil", np.ceil))},
     "Reshape": _reshaped,
     "ScatterND": _scattered,
     "Shape": lambda node, x: np.array(x.shape[node.get("start", 0) : node.get("end")]),

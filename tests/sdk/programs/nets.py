@@ -203,6 +203,20 @@ class Written(nn.Module):
         return self.head(x.mean(1))
 
 
+class Bowed(nn.Module):
+    """Functions of each value that are no layers: near 0, and of whole numbers, of which nothing is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head = nn.Conv1d(3, 6, 1), nn.Linear(72, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        y = F.softsign(x) + torch.expm1(x) * F.softshrink(x, 0.2) - torch.erf(x) * F.celu(x, 1.3)
+        y = y + (x - x.floor()) * (torch.ceil(x) - 0.3 * torch.round(2 * x)) + F.threshold(x, 0.1, 0.5)
+        return self.head((y + x.trunc() * F.logsigmoid(x) - F.tanhshrink(x) * F.hardshrink(x, 0.1)).flatten(1))
+
+
 class Asking(nn.Module):
     """A learned query that attends to a sequence, or a shorter sequence that does."""
 
@@ -1110,6 +1124,7 @@ NETS = {
     "held": (LINE, Held),
     "squeezed": (LINE, Squeezed),
     "bent": (LINE, Bent),
+    "bowed": (LINE, Bowed),
     "spoken": (LINE, Spoken),
     "ranged": (LINE, Ranged),
     "lengths": (PLANE, Lengths),
@@ -1206,7 +1221,8 @@ NETS = {
         for layer in (
             nn.ReLU6(), nn.Hardtanh(-0.5, 0.7), nn.LeakyReLU(0.1), nn.Sigmoid(), nn.Tanh(), nn.SiLU(), nn.GELU(),
             nn.Hardswish(), nn.ELU(0.7), nn.Softplus(2.0), nn.Hardsigmoid(), nn.ReLU(inplace=True),
-            nn.Mish(), nn.SELU(),
+            nn.Mish(), nn.SELU(), nn.CELU(0.7), nn.Softsign(), nn.LogSigmoid(), nn.Tanhshrink(), nn.Softshrink(0.2),
+            nn.Hardshrink(0.3), nn.Threshold(0.1, -0.2),
         )
     },
 }  # fmt: skip

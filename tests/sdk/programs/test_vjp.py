@@ -227,7 +227,7 @@ TWICE = (
     "beside", "resized", "strided", "rnn_both_out", "attention_learned", "einsum", "group_norm_by_function",
     "instance_norm_by_function", "extremes", "nearest", "reckoned", "kernels", "equalized", "tokens", "chosen",
     "ordered", "swin", "GRUCell_learned", "LSTMCell_new", "RNNCell_none",
-    "adaptive_wide", "attention_across padded", "adaptive_max_uneven", "attention", "attention_fused",
+    "adaptive_wide", "attention_across padded", "adaptive_max_uneven", "bowed", "attention", "attention_fused",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
 from torch import nn
 from torch.nn import Module
 from torch.nn import functional as F
@@ -178,6 +179,49 @@ def _hardswish(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     return draft.op("Mul", x, share), slope
 
 
+def _softsign(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    below = draft.op("Where", draft.op("Less", x, draft.constant(0.0)), draft.op("Neg", x), x)
+    share = draft.op("Reciprocal", draft.op("Add", below, draft.constant(1.0)))
+    return draft.op("Mul", x, share), lambda g: draft.op("Mul", g, draft.op("Mul", share, share))
+
+
+def _logsigmoid(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    turned = draft.op("Neg", x)
+    y = draft.op("Neg", draft.op("Softplus", turned))
+    return y, lambda g: draft.op("Mul", g, draft.op("Sigmoid", turned))
+
+
+def _tanhshrink(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    t = draft.op("Tanh", x)
+    return draft.op("Sub", x, t), lambda g: draft.op("Mul", g, draft.op("Mul", t, t))
+
+
+def _celu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    low, rate = draft.constant(0.0), float(cast(nn.CELU, module).alpha)
+    up = draft.op("Greater", x, low)
+    below = draft.op("Exp", draft.op("Mul", draft.op("Where", up, low, x), draft.constant(1 / rate)))
+    y = draft.op("Mul", draft.op("Sub", below, draft.constant(1.0)), draft.constant(rate))
+    return draft.op("Where", up, x, y), lambda g: draft.op("Where", up, g, draft.op("Mul", g, below))
+
+
+def _shrink(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    """What is farther from 0 than a bound; the soft one is nearer by it."""
+    bound = float(cast(nn.Softshrink, module).lambd)
+    high, low, none = draft.constant(bound), draft.constant(-bound), draft.constant(0.0)
+    above, under = draft.op("Greater", x, high), draft.op("Less", x, low)
+    soft = type(module) is nn.Softshrink
+    up, down = (draft.op("Sub", x, high), draft.op("Sub", x, low)) if soft else (x, x)
+    y = draft.op("Where", above, up, draft.op("Where", under, down, none))
+    return y, lambda g: draft.op("Where", above, g, draft.op("Where", under, g, none))
+
+
+def _threshold(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    own = cast(nn.Threshold, module)
+    over = draft.op("Greater", x, draft.constant(float(own.threshold)))
+    y = draft.op("Where", over, x, draft.constant(float(own.value)))
+    return y, lambda g: draft.op("Where", over, g, draft.constant(0.0))
+
+
 OF: dict[type[Module], Of] = {
     nn.ReLU: _relu,
     nn.ReLU6: _hardtanh,
@@ -193,6 +237,12 @@ OF: dict[type[Module], Of] = {
     nn.Hardswish: _hardswish,
     nn.Mish: _mish,
     nn.SELU: _selu,
+    nn.CELU: _celu,
+    nn.Softsign: _softsign,
+    nn.LogSigmoid: _logsigmoid,
+    nn.Tanhshrink: _tanhshrink,
+    **dict.fromkeys((nn.Softshrink, nn.Hardshrink), _shrink),
+    nn.Threshold: _threshold,
 }
 RULES: dict[type[Module], Rule] = {kind: rule_of(of) for kind, of in OF.items()}
 FUNCTIONS: dict[Callable[..., object], type[Module]] = {
@@ -206,5 +256,12 @@ FUNCTIONS: dict[Callable[..., object], type[Module]] = {
     F.gelu: nn.GELU,
     F.hardsigmoid: nn.Hardsigmoid,
     F.hardswish: nn.Hardswish,
+    **dict.fromkeys((F.celu, torch.celu), nn.CELU),
+    F.softsign: nn.Softsign,
+    F.logsigmoid: nn.LogSigmoid,
+    F.tanhshrink: nn.Tanhshrink,
+    F.softshrink: nn.Softshrink,
+    F.hardshrink: nn.Hardshrink,
+    F.threshold: nn.Threshold,
 }
 """Functions that take what the module of their kind is made with."""

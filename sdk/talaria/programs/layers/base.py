@@ -40,10 +40,12 @@ class Map:
     space: tuple[int, ...] = ()
     lead: tuple[int, ...] = ()
     affine: Affine | None = None
+    single: bool = False
+    """Whether torch has no dimension behind the batch: one number of each sample, which stands as one channel."""
 
     def like(self, value: str) -> Map:
         """Another map of the same sizes."""
-        return Map(value, self.channels, self.space, self.lead)
+        return Map(value, self.channels, self.space, self.lead, single=self.single)
 
     @property
     def axes(self) -> tuple[int, ...]:

@@ -80,8 +80,7 @@ def _item(step: Step, layer: str, x: Map, index: Any) -> tuple[Map, Pullback]:
 
 def _squeeze(step: Step, layer: str, x: Map, dim: int | None = None) -> tuple[Map, Pullback]:
     if dim is None:
-        held = [step.known(one) for one in sizes(x)]
-        return _reshape(step, layer, x, BATCH, *([one for one in held if one != 1] or [1]))
+        return _reshape(step, layer, x, BATCH, *(n for one in sizes(x) if (n := step.known(one)) != 1))
     axis = _axis(x, dim)
     if axis == 0 or step.known(sizes(x)[axis - 1]) != 1:
         raise refused(layer, f"squeezes dimension {dim} of {sizes(x)}", "squeeze one of size 1 behind the batch")
@@ -95,6 +94,8 @@ def _reshape(step: Step, layer: str, x: Map, *shape: Any) -> tuple[Map, Pullback
         return plumbing.flatten(step, layer, Module(), [x])
     behind = wanted[1:]
     whole = prod(held)
+    if wanted in ([-1], [BATCH]) and whole == 1:
+        return _apart(step, layer, x, [])
     if behind.count(-1) == 1:
         behind[behind.index(-1)] = whole // max(1, prod(one for one in behind if one != -1))
     numbers = all(isinstance(one, int) and one > 0 for one in behind) and bool(behind)
@@ -160,7 +161,8 @@ def _apart(step: Step, layer: str, x: Map, behind: Sequence[int]) -> tuple[Map, 
     draft, labels = step.draft, sizes(x)
     held = [step.known(one) for one in labels]
     wide: list[Size] = list(behind)
-    end = next((e for e in (0, -1) if isinstance(labels[e], str) and behind[e] == held[e]), None)
+    ends = (0, -1) if labels and behind else ()
+    end = next((e for e in ends if isinstance(labels[e], str) and behind[e] == held[e]), None)
     if end is not None:
         wide[end] = labels[end]
     out, whole = shaped(step, layer, wide), opened(step, x.value, x)
@@ -273,9 +275,11 @@ def _compared(kind: str, other_way: bool) -> Call:
 def _flatten(step: Step, layer: str, x: Map, start_dim: int = 0, end_dim: int = -1) -> tuple[Map, Pullback]:
     """Some dimensions behind the batch as one."""
     first, last = _axis(x, start_dim), _axis(x, end_dim)
+    wide = [step.known(one) for one in sizes(x)]
+    if first == 0 and prod(wide[:last]) == 1:
+        return _reshape(step, layer, x, BATCH, *wide[last:])
     if not 0 < first <= last:
         raise refused(layer, f"flattens dimensions {start_dim} to {end_dim}", "keep the batch first and whole")
-    wide = [step.known(one) for one in sizes(x)]
     return _reshape(step, layer, x, BATCH, *wide[: first - 1], prod(wide[first - 1 : last]), *wide[last:])
 
 

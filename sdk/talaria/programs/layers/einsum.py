@@ -22,7 +22,7 @@ def einsum(step: Step, layer: str, equation: str, *given: Map | Weight) -> tuple
     kept = [name for name in one[1:] if name in theirs and name in out]
     met = [name for name in one[1:] if name in theirs and name not in out]
     rows, columns = [n for n in one[1:] if n not in theirs], [n for n in theirs if n not in one]
-    if out[:1] != batch or out == batch or sorted(out) != sorted([batch, *kept, *rows, *columns]) or batch in theirs:
+    if out[:1] != batch or sorted(out) != sorted([batch, *kept, *rows, *columns]) or batch in theirs:
         raise _refused(layer, equation)
     draft, lead = step.draft, [batch, *kept]
     first = _Form(draft, known, one, lead, rows, met)

@@ -25,6 +25,19 @@ def _exponential(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     return y, lambda g: draft.op("Mul", g, y)
 
 
+def _exponential_less_one(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    y = draft.op("Exp", x)
+    return draft.op("Sub", y, draft.constant(1.0)), lambda g: draft.op("Mul", g, y)
+
+
+def _error(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    def slope(g: str) -> str:
+        bell = draft.op("Exp", draft.op("Neg", draft.op("Mul", x, x)))
+        return draft.op("Mul", g, draft.op("Mul", bell, draft.constant(2 / math.sqrt(math.pi))))
+
+    return draft.op("Erf", x), slope
+
+
 def _logarithm(draft: Draft, x: str, module: Module, base: float = math.e, beyond: float = 0.0) -> tuple[str, Slope]:
     """Of x + ``beyond``."""
     x = draft.op("Add", x, draft.constant(beyond)) if beyond else x
@@ -97,6 +110,17 @@ def _side(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     return draft.op("Sign", x), lambda g: draft.op("Mul", g, draft.constant(0.0))
 
 
+def _whole(kind: str) -> Of:
+    """The nearest whole number, or the next one below or above, of which nothing is learned, as in torch."""
+    return lambda draft, x, module: (draft.op(kind, x), lambda g: draft.op("Mul", g, draft.constant(0.0)))
+
+
+def _cut_off(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
+    far, _ = size(draft, x, module)
+    y = draft.op("Mul", draft.op("Sign", x), draft.op("Floor", far))
+    return y, lambda g: draft.op("Mul", g, draft.constant(0.0))
+
+
 def between(low: float | None, high: float | None) -> Of:
     """No less than ``low`` and no more than ``high``; a value at a bound goes on learning, as in torch."""
 
@@ -136,6 +160,12 @@ def times(number: float) -> Of:
 PLAIN: Mapping[Callable[..., object] | str, Of] = {
     **dict.fromkeys((operator.neg, torch.neg, "neg"), negated),
     **dict.fromkeys((torch.exp, "exp"), _exponential),
+    **dict.fromkeys((torch.expm1, "expm1"), _exponential_less_one),
+    **dict.fromkeys((torch.erf, "erf"), _error),
+    **dict.fromkeys((torch.round, "round"), _whole("Round")),
+    **dict.fromkeys((torch.floor, "floor"), _whole("Floor")),
+    **dict.fromkeys((torch.ceil, "ceil"), _whole("Ceil")),
+    **dict.fromkeys((torch.trunc, torch.fix, "trunc", "fix"), _cut_off),
     **dict.fromkeys((torch.log, "log"), _logarithm),
     **dict.fromkeys((torch.log2, "log2"), partial(_logarithm, base=2)),
     **dict.fromkeys((torch.log10, "log10"), partial(_logarithm, base=10)),

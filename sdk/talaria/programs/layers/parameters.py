@@ -329,7 +329,7 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
     draft, shape, wide = step.draft, weight.shape, [step.known(one) for one in sizes(x)]
     does = {"Add": "adds", "Mul": "multiplies", "Pow": "takes the power of"}
     require_met(layer, weight, wide, does.get(kind, "compares"))
-    rows = not x.space and shape[-1:] == (wide[-1],) and prod(shape[:-1]) == 1  # as they stand
+    rows = not x.space and not x.single and shape[-1:] == (wide[-1],) and prod(shape[:-1]) == 1  # as they stand
     if rows and len(shape) > 1:
         weight, shape = weight.turned("reshape", (-1,)), shape[-1:]
     value = weight.value(step, sizes(x)[-len(shape) :] if weight.layer else None)
@@ -366,7 +366,8 @@ def joined(step: Step, layer: str, kind: str, x: Map, weight: Weight) -> tuple[M
 
 def _stretch(step: Step, x: Map, weight: Weight) -> list[Size] | None:
     """The sizes that a map has behind the batch beside a tensor that is wider somewhere; None where it is not."""
-    own, behind = sizes(x), weight.shape[-len(sizes(x)) :]
+    own = sizes(x)
+    behind = weight.shape[-len(own) :] if own else ()
     whole: list[Size] = [*own]
     for place, size in enumerate(behind, len(own) - len(behind)):
         whole[place] = size if step.known(own[place]) == 1 else own[place]
@@ -386,7 +387,8 @@ def each(step: Step, slope: str, shape: Sequence[int], rank: int) -> str:
     draft, own = step.draft, (1,) * (1 + rank - len(shape)) + tuple(shape)
     over = [i for i, size in enumerate(own) if size == 1]
     if over == [0]:
-        return draft.reshape(draft.op("MatMul", step.ones(), draft.op("Flatten", slope, axis=1)), *shape)
+        flat = draft.op("Flatten", slope, axis=1) if rank else draft.reshape(slope, -1, 1)
+        return draft.reshape(draft.op("MatMul", step.ones(), flat), *shape)
     return draft.reshape(draft.sum(slope, *over, keep=True), *shape)
 
 

@@ -64,7 +64,12 @@ def multiply(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
     """The product of two branches; one of them may hold one value a channel, as a gate does."""
     a, b = given
     draft, ones = step.draft, [one.space == (1,) * len(one.space) for one in given]
-    odd = a.lead != b.lead or len(a.space) != len(b.space) or (a.space != b.space and not any(ones))
+    odd = (
+        a.lead != b.lead
+        or a.single != b.single
+        or len(a.space) != len(b.space)
+        or (a.space != b.space and not any(ones))
+    )
     if odd or step.known(a.channels) != step.known(b.channels):
         return both(step, layer, "Mul", a, b)
     space = b.space if ones[0] else a.space
@@ -78,7 +83,7 @@ def multiply(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tu
             slopes.append(slope)
         return slopes
 
-    return Map(draft.op("Mul", a.value, b.value), a.channels, space, a.lead), back
+    return Map(draft.op("Mul", a.value, b.value), a.channels, space, a.lead, single=a.single), back
 
 
 def stochastic_depth(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from torch.nn import Conv1d, Conv2d, Module
@@ -13,7 +14,7 @@ from talaria.programs.graph import Size
 from talaria.programs.layers import convolution
 from talaria.programs.layers.base import Map, Pullback, Step, chained, key, no_way_back, refused, spread
 from talaria.programs.layers.parameters import Weight, joined
-from talaria.programs.layers.sequence import on_maps, on_rows, sizes
+from talaria.programs.layers.sequence import on_maps, on_rows, picked, sizes
 
 
 def linear(step: Step, layer: str, input: Map, weight: Weight, bias: Weight | None = None) -> tuple[Map, Pullback]:
@@ -43,8 +44,15 @@ def linear(step: Step, layer: str, input: Map, weight: Weight, bias: Weight | No
 
 
 def matmul(step: Step, layer: str, x: Map, matrix: Weight) -> tuple[Map, Pullback]:
-    """x times a matrix (channels, outputs)."""
-    return linear(step, layer, x, matrix.turned("permute", (1, 0)) if len(matrix.shape) == 2 else matrix)
+    """x times a matrix (channels, outputs), before which sizes of 1 may stand, or a vector (channels,)."""
+    shape = matrix.shape
+    if len(shape) == 1:
+        y, back = linear(step, layer, x, matrix.turned("reshape", (1, *shape)))
+        one, apart = picked(step, layer, y, len(sizes(y)), 0)
+        return one, chained(back, apart)
+    if prod(shape[:-2]) == 1 and len(shape) <= 1 + len(sizes(x)):
+        matrix = matrix.turned("reshape", shape[-2:]).turned("permute", (1, 0))
+    return linear(step, layer, x, matrix)
 
 
 @dataclass(frozen=True)

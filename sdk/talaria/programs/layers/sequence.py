@@ -21,6 +21,8 @@ Dims = int | Sequence[int] | None
 
 def sizes(x: Map) -> tuple[Size, ...]:
     """The sizes behind the batch, in torch's order."""
+    if x.single:
+        return ()
     return (x.channels, *x.space) if x.space else (*x.lead, x.channels)
 
 
@@ -30,7 +32,7 @@ def opened(step: Step, value: str, x: Map) -> str:
     if x.space:
         return value if step.looks else draft.transpose(value, 1, 0, *range(2, 2 + len(x.space)))
     if not x.lead:
-        return value
+        return draft.reshape(value, -1) if x.single else value
     if isinstance(x.channels, int):
         return draft.reshape(value, -1, *x.lead, x.channels)
     for _ in x.lead:  # so that the width, which a mask may narrow, has a place from which it is kept
@@ -44,7 +46,7 @@ def closed(step: Step, value: str, x: Map) -> str:
     if x.space:
         return value if step.looks else draft.transpose(value, 1, 0, *range(2, 2 + len(x.space)))
     if not x.lead:
-        return value
+        return draft.reshape(value, -1, 1) if x.single else value
     if isinstance(x.channels, int):
         return draft.reshape(value, -1, x.channels)
     return draft.op("Flatten", value, axis=1 + len(x.lead))
@@ -52,6 +54,8 @@ def closed(step: Step, value: str, x: Map) -> str:
 
 def shaped(step: Step, layer: str, wide: Sequence[Size]) -> Map:
     """A map of these sizes, without a value: rows where all but the last are numbers, else with channels in front."""
+    if not wide:
+        return Map("", 1, single=True)
     if any(isinstance(one, str) for one in wide[1:-1]) or (isinstance(wide[0], str) and isinstance(wide[-1], str)):
         wide = [step.held(one) for one in wide]
     if all(isinstance(one, int) for one in wide[:-1]):
@@ -123,8 +127,6 @@ def picked(step: Step, layer: str, x: Map, axis: int, place: int) -> tuple[Map, 
     size = step.known(wide.pop(axis - 1))
     if not -size <= place < size:
         raise refused(layer, f"takes place {place} of {size}", "take one that there is")
-    if not wide:
-        raise refused(layer, f"takes one number of each sample, at {place} of {size}", "keep it so: x[:, 2:3]")
     place %= size
     out = shaped(step, layer, wide)
     begin, end, at, one = (draft.ints(n) for n in (place, place + 1, axis, 1))
@@ -147,8 +149,8 @@ def along(step: Step, layer: str, x: Map, dim: Dims, keep: bool, does: str = "go
     wide = sizes(x)
     named = () if dim is None or isinstance(dim, bool) else (dim,) if isinstance(dim, int) else dim
     gone = sorted({one % (1 + len(wide)) for one in named})
-    if not gone or gone[0] == 0 or (len(gone) == len(wide) and not keep):
-        raise refused(layer, f"{does} {dim} of {wide}", "name dimensions behind the batch, and leave one")
+    if not gone or gone[0] == 0:
+        raise refused(layer, f"{does} {dim} of {wide}", "name dimensions behind the batch")
     rest: list[Size] = [1 if i in gone else n for i, n in enumerate(wide, 1) if keep or i not in gone]
     return gone, shaped(step, layer, rest)
 
@@ -180,6 +182,8 @@ def without(step: Step, value: str, axis: int, rest: Sequence[Size]) -> str:
     """``value`` without a dimension of size 1; the sizes of ``rest`` stay behind the batch."""
     if len(rest) == 1:
         return step.draft.op("Flatten", value, axis=1)
+    if not rest:
+        return step.draft.reshape(value, -1)
     if all(isinstance(one, int) for one in rest):
         return step.draft.reshape(value, -1, *(one for one in rest if isinstance(one, int)))
     order = [i for i in range(2 + len(rest)) if i != axis]

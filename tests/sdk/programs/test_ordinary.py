@@ -1,0 +1,100 @@
+"""More ordinary networks: one step is torch's, a mask's program is its compact twin's, and both engines learn alike."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tolerance import roundings
+
+import talaria
+from talaria.data import Client, Federated
+from talaria.model import pruning, zoo
+from talaria.model.compaction import gather
+from talaria.model.state import state_of
+from talaria.programs import differentiate, reference, vector
+from talaria.programs.build import build
+from talaria.programs.making import Maker
+from talaria.programs.program import Program
+from talaria.types import Recipe, Samples
+
+_nets = importlib.util.spec_from_file_location("talaria_ordinary_nets", Path(__file__).with_name("ordinary.py"))
+ordinary = importlib.util.module_from_spec(_nets)
+_nets.loader.exec_module(ordinary)
+
+STEPS = 8
+
+
+def samples(shape, seed, count=12):
+    """Maps and sequences of numbers; of one dimension, words."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.standard_normal((count, *shape), np.float32)
+    words = rng.integers(0, 3, (count, *shape)).astype(np.float32)
+    return Samples(numbers if len(shape) > 1 else words, np.arange(count) % 4)
+
+
+def learned(shape, net, engine):
+    """What two rounds of two steps each come to; a small rate, so that both engines' roundings stay roundings."""
+    clients = {n: Client(*(samples(shape, 3 * i + j) for j in range(3))) for i, n in enumerate(("anna", "ben"))}
+    fleet = Federated("mine", clients, tuple("abcd"), shape)
+    recipe = {"epochs": 1, "batch": 6, "lr": 0.01}
+    return talaria.simulate("fedper", fleet, net, rounds=2, recipe=recipe, engine=engine).learned
+
+
+def made(name):
+    torch.manual_seed(0)
+    shape, make = ordinary.NETS[name]
+    return shape, make()
+
+
+@pytest.mark.parametrize("name", ordinary.NETS)
+def test_it_learns_alike_on_both_engines(name):
+    shape, net = made(name)
+    found, wanted = (learned(shape, net, engine) for engine in ("onnx", "torch"))
+    most = STEPS * max(math.prod(p.shape[1:]) * 100 for p in net.parameters() if p.dim() > 1)
+    for mine, theirs in (
+        (found.shared, wanted.shared),
+        *((found.private[n], wanted.private[n]) for n in found.private),
+    ):
+        assert list(mine) == list(theirs)
+        for key, value in theirs.items():
+            scale = max(1.0, float(np.abs(value).max(initial=0)))
+            assert roundings(mine[key], value, scale=scale) <= most, key
+
+
+@pytest.mark.parametrize("name", ordinary.NETS)
+def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
+    """Where the survey finds nothing to take, the whole network does."""
+    shape, net = made(name)
+    spec = zoo.keep(net, shape, 4)
+    layout = zoo.layout(spec)
+    mask = pruning.choose(pruning.importance(net, layout), layout.full(), keep=0.5, block=1)
+    module, weights = pruning.compact(net, mask), gather(state_of(net), mask)
+    program, given = Program(build(spec)), samples(shape, 5, 6)
+    draws = {
+        name.removeprefix("draw/"): np.ones(value.shape, np.float32)
+        for name, value in vector.inputs(program.graph, program.manifest).items()
+        if name.startswith("draw/")
+    }
+    draws = {name: np.ones((6, *value.shape[1:]), np.float32) for name, value in draws.items()}
+    y = given.y.astype(np.int64)
+    state, _, _ = program.step(weights, program.momentum(weights), given.x, y, lr=0.05, draws=draws)
+    feed = {"x": given.x, "y": y, "lr": np.array(0.05, np.float32)}
+    feed |= {f"weight/{k}": v for k, v in weights.items()} | {f"draw/{k}": v for k, v in draws.items()}
+    feed |= {f"momentum/{k}": v for k, v in program.momentum(weights).items()}
+    exact, plain = (reference.step(module, Recipe(), None, feed, kind) for kind in (torch.float64, torch.float32))
+    found = {f"next/weight/{k}": state[k] for k in weights if f"next/weight/{k}" in exact}
+    exact, plain = ({k: one[k] for k in found} for one in (exact, plain))
+    assert vector.distance(found, exact) <= 4 * vector.distance(plain, exact) + 2**-23
+    with torch.no_grad():
+        wanted = module.eval()(torch.from_numpy(given.x)).numpy()
+    assert roundings(Maker(spec).forward()({"x": given.x}, weights)["features"], wanted) <= 1000
+
+
+@pytest.mark.parametrize("name", ["attention pool by layer", "twins by norm", "twins by towards", "twins by squeezed"])
+def test_it_is_differentiated_twice(name):
+    """Its making measures it against float64."""
+    shape, net = made(name)
+    assert differentiate.curved(zoo.keep(net, shape, 4))
