@@ -39,7 +39,7 @@ from talaria.programs.layers.table import (
     rule_of,
     states_in,
 )
-from talaria.programs.layers.zeros import ZeroMap, Zeros, zeros
+from talaria.programs.layers.zeros import ZeroMap, Zeros, zeros, zeros_like
 from talaria.programs.reading import States, form_of, taken
 from talaria.programs.tracing import MANY
 
@@ -303,7 +303,7 @@ def _zeros(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, An
     target: Any = node.target
     name, first = getattr(target, "__name__", str(target)), args[0] if args else None
     if target is torch.zeros_like and isinstance(first, Map):
-        return zeros(step, node.name, (MANY, *(step.known(one) for one in sizes(first))), MANY)
+        return zeros_like(step, first)
     if target is torch.zeros or name == "new_zeros":
         wanted = _nodes(args if target is torch.zeros else args[1:]) or _nodes([named.get("size", ())])
         return zeros(step, node.name, [MANY if one is ANY_BATCH else one for one in wanted], MANY)

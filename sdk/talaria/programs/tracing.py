@@ -20,6 +20,7 @@ from torch.nn import Module
 
 from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.inside import Inside
+from talaria.programs.layers.spelled import spelled
 from talaria.programs.layers.table import pass_of, rule_of
 
 MANY = 9973
@@ -67,6 +68,13 @@ class Tracer(fx.Tracer):
         if pass_of(m) is not None:
             return False
         return rule_of(m) is not None or isinstance(m, Inside) or super().is_leaf_module(m, module_qualified_name)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *more: Any, **rest: Any
+    ) -> Any:
+        """A call as a value that is followed; of functions that are others put together, what these come to."""
+        said = spelled(target, args, kwargs) if kind in ("call_function", "call_method") else None
+        return said(*args, **kwargs) if said else super().create_proxy(kind, target, args, kwargs, *more, **rest)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """A tensor of the module, as a value to be followed."""

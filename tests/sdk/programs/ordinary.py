@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-LINE, WORDS = (3, 12), (9,)
+LINE, WORDS, IMAGE = (3, 12), (9,), (3, 12, 12)
 
 
 class AttentionPool(nn.Module):
@@ -82,7 +82,57 @@ class Twins(nn.Module):
         return torch.einsum("bi,bi->b", a, b) + (a[:, 0] > 0).float()
 
 
+class Bounded(nn.Module):
+    """Maps that are bounded by parameters, tables and other maps, mixed and chosen among."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.conv, self.head, self.how = nn.Conv1d(3, 6, 3, padding=1), nn.Linear(72, 4), how
+        self.wide, self.high = nn.Parameter(torch.rand(6, 1) * 0.5 + 0.1), nn.Parameter(torch.tensor(0.3))
+        self.register_buffer("low", torch.linspace(-0.5, 0.4, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.bounded(self.conv(x)).flatten(1))
+
+    def bounded(self, x: Tensor) -> Tensor:
+        mean = x.mean(2, keepdim=True)
+        if self.how == "clamped":
+            return x.clamp(-self.wide, self.wide) * torch.clamp(x, min=self.low, max=self.high) + x.clamp(max=mean)
+        if self.how == "chosen":
+            y = torch.where(x > mean, x, self.wide * 1.5) + torch.where(x < self.low, self.low, x * self.high)
+            return y + x.where(self.wide > x, mean) * (x <= self.high)
+        if self.how == "mixed":
+            y = torch.lerp(x, x.tanh(), torch.sigmoid(self.wide)) + torch.lerp(self.wide, x, self.high)
+            return torch.addcmul(y, self.wide, x, value=0.5) - torch.addcdiv(x, mean, 2 + x.abs()).add(x, alpha=0.3)
+        if self.how == "multiplied":
+            return x + x.prod(1, keepdim=True) - torch.prod(x[:, :3], dim=1)[:, None] * torch.ones_like(x)
+        if self.how == "quantized":
+            return x + ((x / self.wide).round() * self.wide - x).detach()
+        y = x.movedim(1, 2).movedim(-1, 1).narrow(1, 1, 5).view_as(x[:, 1:])
+        return torch.cat(
+            [y.select(1, 0)[:, None], x[:, :1].tile(1, 3, 1) + torch.full_like(x[:, :3], 0.2), y[:, :2]], 1
+        )
+
+
+class Responding(nn.Module):
+    """Local response normalization, as AlexNet had it, and a channel shuffle, as ShuffleNet has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=2), nn.LocalResponseNorm(3, 0.2)
+        self.shuffle, self.head = nn.ChannelShuffle(2), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.norm(F.relu(self.one(x))), 2)
+        return self.head(F.local_response_norm(self.shuffle(self.two(x)), 2).mean((2, 3)))
+
+
 NETS = {
+    "local responses": (IMAGE, Responding),
+    **{
+        f"bounds, {how}": (LINE, lambda how=how: Bounded(how))
+        for how in ("clamped", "chosen", "mixed", "multiplied", "quantized", "moved")
+    },
     **{
         f"attention pool by {how}": (LINE, lambda how=how: AttentionPool(how))
         for how in ("layer", "function", "vector", "product")

@@ -11,6 +11,7 @@ from tolerance import roundings
 
 import talaria
 from talaria.data import Client, Federated
+from talaria.errors import ModelError
 from talaria.model import pruning, zoo
 from talaria.model.compaction import gather
 from talaria.model.state import state_of
@@ -93,8 +94,27 @@ def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
     assert roundings(Maker(spec).forward()({"x": given.x}, weights)["features"], wanted) <= 1000
 
 
-@pytest.mark.parametrize("name", ["attention pool by layer", "twins by norm", "twins by towards", "twins by squeezed"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention pool by layer",
+        "twins by norm",
+        "twins by towards",
+        "twins by squeezed",
+        "bounds, clamped",
+        "bounds, chosen",
+        "bounds, mixed",
+        "bounds, multiplied",
+        "local responses",
+    ],
+)
 def test_it_is_differentiated_twice(name):
     """Its making measures it against float64."""
     shape, net = made(name)
     assert differentiate.curved(zoo.keep(net, shape, 4))
+
+
+def test_what_is_cut_off_is_not_differentiated_twice():
+    shape, net = made("bounds, quantized")
+    with pytest.raises(ModelError, match="'detach' lets nothing be learned of a map"):
+        differentiate.curved(zoo.keep(net, shape, 4))

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from talaria.programs.layers import combined
 from talaria.programs.layers.activation import FUNCTIONS, OF, Of
+from talaria.programs.layers.base import Map
 from talaria.programs.layers.elementwise import EACH, between, negated, over, plus, times, to_the
 from talaria.programs.layers.lengths import rooted, unit
 from talaria.programs.layers.parameters import Weight, stored
@@ -50,7 +51,8 @@ def turned(target: _Target, args: Sequence[Any], named: Mapping[str, Any]) -> An
     a, b = (*args, None)[:2]
     if isinstance(a, Weight):
         name = getattr(target, "__name__", str(target))
-        if name in _COMPARED and not a.trains and (now := a.now) is not None:
+        numbers = not any(isinstance(one, Map) for one in args)
+        if name in _COMPARED and numbers and not a.trains and (now := a.now) is not None:
             mask: torch.Tensor = getattr(now, name)(*args[1:], **named)
             return mask
         moved = _moved(name, a, args[1:], named) or _bent(target, a, args[1:], named)

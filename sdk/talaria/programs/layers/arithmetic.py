@@ -78,8 +78,6 @@ def raised(step: Step, layer: str, x: Any, exponent: Any) -> tuple[Map, Pullback
 
 def clamp(step: Step, layer: str, x: Map, min: Any = None, max: Any = None) -> tuple[Map, Pullback]:
     """x between two numbers, or beyond one."""
-    if not all(isinstance(one, int | float | None) for one in (min, max)):
-        raise refused(layer, "is bounded by what is no number", "clamp by numbers")
     return rule_of(between(min, max))(step, layer, Identity(), [x])
 
 

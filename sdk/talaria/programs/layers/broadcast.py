@@ -56,13 +56,21 @@ def of_extreme(draft: Draft, kind: str, g: str, mine: str, other: str) -> str:
 
 
 def _joined(step: Step, layer: str, kind: str, a: Map, b: Map) -> list[Size]:
-    one, other = sizes(a), sizes(b)
-    pairs = [(step.known(m), step.known(n)) for m, n in zip(one, other, strict=False)]
-    odd = [pair for pair in pairs if pair[0] != pair[1] and 1 not in pair]
-    if len(one) != len(other) or odd:
-        what = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}.get(kind, "compares")
-        raise refused(layer, f"{what} maps of {one} and {other}", "bring both branches to one shape, or to sizes of 1")
-    return [n if step.known(m) == 1 else m for m, n in zip(one, other, strict=True)]
+    does = {"Add": "adds", "Mul": "multiplies", "Div": "divides"}.get(kind, "compares")
+    return together(step, layer, does, [sizes(a), sizes(b)])
+
+
+def together(step: Step, layer: str, does: str, wide: Sequence[Sequence[Size]]) -> list[Size]:
+    """The sizes behind the batch of maps that meet, where a size of 1 stands for any. Raises
+    :class:`~talaria.errors.ModelError`, with what the layer ``does``, where they do not fit."""
+    whole = list(wide[0])
+    for other in wide[1:]:
+        pairs = [(step.known(m), step.known(n)) for m, n in zip(whole, other, strict=False)]
+        if len(whole) != len(other) or any(m != n and 1 not in (m, n) for m, n in pairs):
+            what = f"{does} maps of {tuple(wide[0])} and {tuple(other)}"
+            raise refused(layer, what, "bring both branches to one shape, or to sizes of 1")
+        whole = [n if step.known(m) == 1 else m for m, n in zip(whole, other, strict=True)]
+    return whole
 
 
 def _shrunk(step: Step, slope: str, x: Map, wide: Sequence[Size]) -> str:

@@ -21,7 +21,7 @@ from talaria.programs.layers.deviations import deviation, variance
 from talaria.programs.layers.einsum import einsum
 from talaria.programs.layers.glu import glu
 from talaria.programs.layers.largest import larger, largest, logsumexp, smaller, smallest
-from talaria.programs.layers.masking import inverted, masked_fill, where
+from talaria.programs.layers.masking import compared, inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
 from talaria.programs.layers.parameters import Weight, for_each
 from talaria.programs.layers.products import attend, matmul
@@ -236,6 +236,13 @@ def _same(step: Step, layer: str, x: Map, *_: Any) -> tuple[Map, Pullback]:
     return x, lambda g, wanted: [g]
 
 
+def _detached(step: Step, layer: str, x: Map) -> tuple[Map, Pullback]:
+    """The same, by which nothing is learned."""
+    if step.twice:
+        raise refused(layer, "lets nothing be learned of a map", "differentiate once, by differences of gradients")
+    return x.like(x.value), lambda g, wanted: [None]
+
+
 def _like(step: Step, layer: str, x: Map, other: Map) -> tuple[Map, Pullback]:
     return x, lambda g, wanted: [g, None]
 
@@ -260,14 +267,9 @@ def _float(step: Step, layer: str, x: Map) -> tuple[Map, Pullback]:
 def _compared(kind: str, other_way: bool) -> Call:
     """1 where a value is so and 0 elsewhere, as a mask is made of tokens."""
 
-    def call(step: Step, layer: str, x: Map, number: Any) -> tuple[Map, Pullback]:
-        draft = step.draft
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise refused(layer, "compares a map with what is no number", "compare with a number")
-        level = draft.constant(number, "int64") if draft.whole(x.value) else draft.constant(float(number))
-        found = draft.op(kind, x.value, level)
-        found = draft.op("Not", found) if other_way else found
-        return x.like(draft.op("Cast", found, to=1)), lambda g, wanted: [None]
+    def call(step: Step, layer: str, x: Any, other: Any) -> tuple[Map, Pullback]:
+        y, back = compared(step, layer, kind, x, other)
+        return inverted(step, layer, y)[0] if other_way else y, back
 
     return call
 
@@ -355,6 +357,12 @@ def _not_dropped(
     return _same(step, layer, x)
 
 
+COMPARISONS: Mapping[Callable[..., Any] | str, Call] = {
+    call: rule
+    for name, how in _COMPARED.items()
+    for rule in (_compared(*how),)
+    for call in (getattr(operator, name), getattr(torch, name), name)
+}
 CONVOLUTIONS = projection.convolved(nn.Conv1d, 1), projection.convolved(nn.Conv2d, 2)
 
 CALLS: Mapping[Callable[..., Any] | str, Call] = {
@@ -428,11 +436,8 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     "float": _float,
     **dict.fromkeys(("long", "int"), _whole),
     **dict.fromkeys(("to", "type"), _to),
-    **{
-        call: _compared(*how)
-        for name, how in _COMPARED.items()
-        for call in (getattr(operator, name), getattr(torch, name), name)
-    },
+    **COMPARISONS,
+    **dict.fromkeys(("detach", torch.detach), _detached),
 }
 """By the function, or the name of a tensor's method."""
 WITH_PARAMETERS = (
@@ -440,6 +445,7 @@ WITH_PARAMETERS = (
     *(_expand, _expand_as, _repeat, projection.linear),
     *(sample_norm.layer_norm, sample_norm.rms_norm, sample_norm.group_norm, sample_norm.instance_norm),
     *CONVOLUTIONS,
+    *COMPARISONS.values(),
     *(masked_fill, where, matmul, attend, einsum, larger, smaller, lengths.cosine_similarity),
 )
 """Calls that may be given parameters of the module, and tables."""

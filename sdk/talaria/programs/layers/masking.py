@@ -1,20 +1,45 @@
-"""Values that a mask takes away: ``masked_fill`` and ``torch.where`` beside a number. The mask is of the sample, or the
-same for each."""
+"""Masks, which say where something is so, and values that one takes away or chooses: comparisons, ``masked_fill`` and
+``torch.where``. A mask is of the sample, or the same for each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from talaria.programs.graph import Size
-from talaria.programs.layers.base import Map, Pullback, Step, refused
-from talaria.programs.layers.parameters import Weight, require_met
-from talaria.programs.layers.sequence import closed, filled, opened, sizes
+from talaria.programs.layers.base import Map, Pullback, Step, no_way_back, refused
+from talaria.programs.layers.broadcast import stretched, together
+from talaria.programs.layers.parameters import Weight, each, require_met
+from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
+
+Either = Map | Weight | int | float
 
 
 def inverted(step: Step, layer: str, mask: Map) -> tuple[Map, Pullback]:
     """What a mask leaves: a mask is 1 or 0 here."""
     rest = step.draft.op("Sub", step.draft.number(1.0, 2 + len(mask.space)), mask.value)
     return mask.like(rest), lambda g, wanted: [None]
+
+
+def compared(step: Step, layer: str, kind: str, a: Either, b: Either) -> tuple[Map, Pullback]:
+    """1 where two maps, or a map and a number or what is the same for each sample, are so at a place (``kind`` Equal,
+    Greater or Less), and 0 elsewhere; sizes of 1 stand for any."""
+    draft, maps = step.draft, [one for one in (a, b) if isinstance(one, Map)]
+    if not maps or any(isinstance(one, bool) or not isinstance(one, Either) for one in (a, b)):
+        raise refused(layer, "compares what is no number", "compare maps with numbers, parameters or maps")
+    out = shaped(step, layer, together(step, layer, "compares", [sizes(one) for one in maps]))
+    whole = all(draft.whole(one.value) if isinstance(one, Map) else type(one) is int for one in (a, b))
+
+    def value(one: Either) -> str:
+        if isinstance(one, Map):
+            found = opened(step, one.value, one)
+            return draft.op("Cast", found, to=1) if draft.whole(one.value) and not whole else found
+        if isinstance(one, Weight):
+            require_met(layer, one, [step.known(size) for size in sizes(out)], "compares")
+            return one.value(step)
+        return draft.constant(one, "int64" if whole else "float32")
+
+    found = draft.op(kind, value(a), value(b))
+    return filled(step, draft.op("Cast", found, to=1), out), lambda g, wanted: [None] * len(maps)
 
 
 def hidden(step: Step, layer: str, wide: Sequence[Size], mask: Map | Weight) -> str:
@@ -39,26 +64,47 @@ def masked_fill(step: Step, layer: str, x: Map, mask: Map | Weight, value: float
     return _chosen(step, x, hidden(step, layer, sizes(x), mask), value)
 
 
-def where(step: Step, layer: str, mask: Map | Weight, x: Map | float, y: Map | float) -> tuple[Map, Pullback]:
-    """A map where ``mask`` is or is not, and another one of its sizes or a number elsewhere."""
-    draft, given = step.draft, [one for one in (x, y) if isinstance(one, Map)]
-    fits = len({tuple(step.known(one) for one in sizes(each)) for each in given}) == 1
-    if not fits or not all(isinstance(one, Map | int | float) for one in (x, y)) or not isinstance(mask, Map | Weight):
+def where(step: Step, layer: str, mask: Map | Weight, x: Either, y: Either) -> tuple[Map, Pullback]:
+    """One of two values where ``mask`` is and the other elsewhere: maps, numbers, and what is the same for each sample;
+    sizes of 1 stand for any."""
+    draft, given = step.draft, [one for one in (mask, x, y) if isinstance(one, Map)]
+    numbered = all(isinstance(one, Either) for one in (x, y)) and isinstance(mask, Map | Weight)
+    if not numbered or not any(isinstance(one, Map) for one in (x, y)):
         raise refused(
-            layer, "chooses otherwise than among maps of one shape", "give a mask, a map, and one or a number"
+            layer, "chooses otherwise than of a map and another value", "give a mask, a map and another value"
         )
-    like = given[0]
-    here = hidden(step, layer, sizes(like), mask)
-    values = [opened(step, one.value, one) if isinstance(one, Map) else draft.constant(float(one)) for one in (x, y)]
-    none = draft.constant(0.0)
+    wide = together(step, layer, "chooses among", [sizes(one) for one in given])
+    (a, of_a), (b, of_b) = (_laid_out(step, layer, one, wide) for one in (x, y))
+    out, known = shaped(step, layer, wide), [step.known(size) for size in wide]
+    here = hidden(step, layer, wide, mask)
+
+    def value(one: Either) -> str:
+        if isinstance(one, Map):
+            return opened(step, one.value, one)
+        if isinstance(one, Weight):
+            require_met(layer, one, known, "chooses")
+            return one.value(step)
+        return draft.constant(float(one))
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        slope = opened(step, g, like)
+        slope, none, found = opened(step, g, out), draft.constant(0.0), list[str | None]([None] * isinstance(mask, Map))
         slopes = draft.op("Where", here, slope, none), draft.op("Where", here, none, slope)
-        found = [closed(step, own, one) for own, one in zip(slopes, (x, y), strict=True) if isinstance(one, Map)]
-        return [None, *found] if isinstance(mask, Map) else found
+        for own, one, way in zip(slopes, (a, b), (of_a, of_b), strict=True):
+            if isinstance(one, Map) and way is not None:
+                found += way(closed(step, own, one), [True])[:1]
+            elif isinstance(one, Weight):
+                one.train(step, each(step, own, one.shape, len(wide)))
+        return found
 
-    return filled(step, draft.op("Where", here, *values), like), back
+    return filled(step, draft.op("Where", here, value(a), value(b)), out), no_way_back if step.looks else back
+
+
+def _laid_out(step: Step, layer: str, one: Either, wide: Sequence[Size]) -> tuple[Either, Pullback | None]:
+    """A value, a map of the sizes ``wide`` behind the batch, and a map's way back."""
+    if not isinstance(one, Map):
+        return one, None
+    same = [step.known(size) for size in sizes(one)] == [step.known(size) for size in wide]
+    return (one, lambda g, wanted: [g]) if same else stretched(step, layer, one, wide)
 
 
 def _chosen(step: Step, x: Map, gone: str, value: float) -> tuple[Map, Pullback]:

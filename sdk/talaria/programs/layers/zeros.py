@@ -23,6 +23,12 @@ class ZeroMap(Map):
     """A map of zeros, known to be that."""
 
 
+def zeros_like(step: Step, x: Map) -> ZeroMap:
+    """Zeros as wide as a mask leaves ``x``."""
+    none = step.draft.op("Expand", step.draft.constant(0.0), step.draft.op("Shape", x.value))
+    return ZeroMap(none, x.channels, x.space, x.lead, single=x.single)
+
+
 def zeros(step: Step, layer: str, shape: Sequence[int], many: int) -> Zeros | ZeroMap:
     """Zeros of a ``shape``, in which the batch's size is ``many``: a map where it comes first."""
     if tuple(shape[:1]) != (many,) or len(shape) < 2 or many in shape[1:]:

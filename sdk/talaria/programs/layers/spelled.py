@@ -1,0 +1,144 @@
+"""Functions that are others put together: a pass that calls one is followed as if it said these."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+
+def _given(one: Any) -> bool:
+    """Whether a bound is a value that is followed, and no number."""
+    return isinstance(one, fx.Proxy | torch.Tensor)
+
+
+def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    """A value at a bound learns, as in torch, and the bound beyond it does."""
+    if _given(min):
+        x, min = torch.where(x < min, min, x), None
+    if _given(max):
+        x, max = torch.where(x > max, max, x), None
+    return x if min is None and max is None else torch.clamp(x, min, max)
+
+
+def _lerp(input: Any, end: Any, weight: Any) -> Any:
+    return input + (end - input) * weight
+
+
+def _prod(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """Two by two, so that the way back is right where some are 0."""
+    pieces = list(x.unbind(dim))
+    while len(pieces) > 1:
+        pieces = [reduce(operator.mul, pieces[i : i + 2]) for i in range(0, len(pieces), 2)]
+    return pieces[0].unsqueeze(dim) if keepdim else pieces[0]
+
+
+def _addcmul(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
+    return input + tensor1 * tensor2 * value
+
+
+def _addcdiv(input: Any, tensor1: Any, tensor2: Any, *, value: float = 1) -> Any:
+    return input + tensor1 / tensor2 * value
+
+
+def _add(input: Any, other: Any, *, alpha: float) -> Any:
+    return input + other * alpha
+
+
+def _sub(input: Any, other: Any, *, alpha: float = 1) -> Any:
+    return input - other * alpha
+
+
+def _matched(input: Any, mat1: Any, mat2: Any) -> Any:
+    return input + mat1 @ mat2
+
+
+def _movedim(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
+    many = len(x.shape)
+    pairs = zip(*([one] if isinstance(one, int) else one for one in (source, destination)), strict=True)
+    ends = {to % many: at % many for at, to in pairs}
+    rest = iter([axis for axis in range(many) if axis not in ends.values()])
+    return x.permute(*(ends[place] if place in ends else next(rest) for place in range(many)))
+
+
+def _narrow(x: Any, dim: int, start: int, length: int) -> Any:
+    return x[_at(x, dim, slice(start, start + length))]
+
+
+def _select(x: Any, dim: int, index: int) -> Any:
+    return x[_at(x, dim, index)]
+
+
+def _at(x: Any, dim: int, piece: int | slice) -> tuple[int | slice, ...]:
+    return (*[slice(None)] * (dim % len(x.shape)), piece)
+
+
+def _view_as(x: Any, other: Any) -> Any:
+    return x.view(*other.shape)
+
+
+def _ones_like(x: Any) -> Any:
+    return torch.zeros_like(x) + 1.0
+
+
+def _full_like(x: Any, fill_value: float) -> Any:
+    return torch.zeros_like(x) + fill_value
+
+
+def channel_shuffle(x: Any, groups: int) -> Any:
+    _, wide, *space = x.shape
+    apart = x.reshape(x.shape[0], groups, wide // groups, *space)
+    return apart.transpose(1, 2).reshape(x.shape[0], wide, *space)
+
+
+def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Any:
+    """Over the mean square of ``size`` neighbouring channels (Krizhevsky et al. 2012)."""
+    _, wide, *space = input.shape
+    square = (input * input).reshape(input.shape[0], wide, -1).transpose(1, 2)
+    mean = F.avg_pool1d(F.pad(square, (size // 2, (size - 1) // 2)), size, 1)
+    length = (mean * alpha + k) ** beta
+    return input / length.transpose(1, 2).reshape(input.shape[0], wide, *space)
+
+
+SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
+    **dict.fromkeys((torch.lerp, "lerp"), _lerp),
+    **dict.fromkeys((torch.prod, "prod"), _prod),
+    **dict.fromkeys((torch.addcmul, "addcmul"), _addcmul),
+    **dict.fromkeys((torch.addcdiv, "addcdiv"), _addcdiv),
+    **dict.fromkeys((torch.addmm, torch.baddbmm, "addmm", "baddbmm"), _matched),
+    **dict.fromkeys((torch.movedim, torch.moveaxis, "movedim", "moveaxis"), _movedim),
+    **dict.fromkeys((torch.narrow, "narrow"), _narrow),
+    **dict.fromkeys((torch.select, "select"), _select),
+    **dict.fromkeys((torch.tile, "tile"), lambda x, *many: x.repeat(*many)),
+    "where": lambda x, mask, other: torch.where(mask, x, other),
+    "view_as": _view_as,
+    "reshape_as": _view_as,
+    torch.ones_like: _ones_like,
+    torch.full_like: _full_like,
+    F.channel_shuffle: channel_shuffle,
+    F.local_response_norm: local_response_norm,
+}
+"""By the function, or the name of a tensor's method."""
+WHERE_ASKED: Mapping[Callable[..., Any] | str, tuple[Callable[..., bool], Callable[..., Any]]] = {
+    **dict.fromkeys(
+        (torch.clamp, torch.clip, "clamp", "clip"),
+        (lambda *args, **named: any(map(_given, (*args[1:], *named.values()))), _clamp),
+    ),
+    **dict.fromkeys((torch.add, "add"), (lambda *args, **named: "alpha" in named, _add)),
+    **dict.fromkeys((torch.sub, "sub"), (lambda *args, **named: "alpha" in named, _sub)),
+}
+"""Likewise, of calls of which only some are others put together."""
+
+
+def spelled(target: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """What says a call by others; None of any other call."""
+    try:
+        asked, how = WHERE_ASKED.get(target, (None, SPELLED.get(target)))
+    except TypeError:  # a target without a hash
+        return None
+    return how if asked is None or asked(*args, **named) else None
