@@ -275,14 +275,18 @@ def layout(spec: ModelSpec) -> ChannelLayout:
 
 @lru_cache(maxsize=64)
 def whole(spec: ModelSpec) -> frozenset[str]:
-    """The linear layers and convolutions of which no mask takes an output."""
+    """The linear, convolutional and recurrent layers of which no mask takes an output."""
     from torch import nn
+
+    from talaria.model.inside import base_of
 
     axes, found = layout(spec).axes, set()
     for name, layer in build(replace(spec, seed=0, pretrained=False)).named_modules():
         kind = type(layer).__mro__[1] if nn.utils.parametrize.is_parametrized(layer) else type(layer)
-        if kind in (nn.Linear, nn.Conv1d, nn.Conv2d):
-            own = axes.get(f"{name}.weight")
+        recurrent = isinstance(base_of(layer), nn.RNNBase)
+        if recurrent or kind in (nn.Linear, nn.Conv1d, nn.Conv2d):
+            weight = "weight_ih_l0" if recurrent else "weight"
+            own = axes.get(f"{name}.{weight}" if base_of(layer) is layer else f"{name}.base.{weight}")
             if not (own and own[0]):
                 found.add(name)
     return frozenset(found)

@@ -16,7 +16,7 @@ from operator import getitem
 
 import numpy as np
 import torch
-from torch.nn import Module
+from torch.nn import Embedding, Module
 
 from talaria.errors import ModelError
 from talaria.model import zoo
@@ -135,7 +135,13 @@ def curved(spec: ModelSpec) -> bytes:
     learned = [port.name.removeprefix("gradient/") for port in once.outputs if port.name.startswith("gradient/")]
     moving = [*(f"weight/{key}" for key in learned), f"slope/{LOGITS}"]
     seen = tuple(port for port in once.outputs if not port.name.startswith("next/"))
-    return _proven(tangent(replace(once, outputs=seen), moving, shapes), spec, module, None, (LOGITS,), sizes)
+    padding = {  # which learns nothing, so that nothing follows from it
+        f"weight/{name}.weight": layer.padding_idx
+        for name, layer in module.named_modules()
+        if isinstance(layer, Embedding) and layer.padding_idx is not None
+    }
+    twice = tangent(replace(once, outputs=seen), moving, shapes, padding)
+    return _proven(twice, spec, module, None, (LOGITS,), sizes)
 
 
 def _shapes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

@@ -195,7 +195,7 @@ class Draft:
 
     def _before_moves(self, value: str) -> Node | None:
         made = self._maker.get(value)
-        while made is not None and made.kind in MOVES:
+        while made is not None and made.kind in (*MOVES, "Expand"):
             made = self._maker.get(made.inputs[0])
         return made
 

@@ -20,7 +20,7 @@ from talaria.programs.layers.alone import looked_up, passed, turned
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
 from talaria.programs.layers.broadcast import beside, cut, stacked
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
-from talaria.programs.layers.calls import CALLS, WITH_PARAMETERS, Batch, part, picked_and_turned
+from talaria.programs.layers.calls import CALLS, EACH_SAMPLE, WITH_PARAMETERS, Batch, part, picked_and_turned
 from talaria.programs.layers.deviations import PAIRS
 from talaria.programs.layers.largest import largest, smallest
 from talaria.programs.layers.parameters import Places, Weight, fixed, stored
@@ -100,7 +100,7 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         if found.dtype == torch.int64 and (places := found.flatten()).numel():
             first, many = int(places[0]), places.numel()
             if torch.equal(places, torch.arange(first, first + many)):
-                return Places(first, first + many)
+                return EACH_SAMPLE if (first, many) == (0, MANY) else Places(first, first + many)
         kept = found.dtype == torch.float32 and name in owner.state_dict()
         return stored(layer, name, owner) if kept else found.clone()
     read = [arg for arg in node.args if isinstance(arg, fx.Node) and not isinstance(held[arg], Zeros)]
@@ -208,6 +208,8 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     empty = _zeros(step, node, args, named)
     if empty is not None:
         return empty
+    if target is torch.arange and args == (ANY_BATCH,):
+        return EACH_SAMPLE
     if target is torch.arange and all(isinstance(one, int) for one in args) and len(args) < 3:
         return Places(*(args if len(args) == 2 else (0, *args)))
     if isinstance(first, Places) and name in ("to", "unsqueeze", "expand", "repeat", "long"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from talaria.errors import ModelError
-from talaria.programs.graph import STEEP, Draft, Graph, Node, Port
+from talaria.programs.graph import INT, STEEP, Draft, Graph, Node, Port
 
 ALONG = "along/"
 """What stands between the kind and the key of a port that is the derivative of another's."""
@@ -29,14 +29,18 @@ def along(port: str) -> str:
     return f"{kind}/{ALONG}{key}"
 
 
-def tangent(graph: Graph, moving: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> Graph:
+def tangent(
+    graph: Graph, moving: Sequence[str], shapes: Mapping[str, Sequence[int]], padding: Mapping[str, int] = {}
+) -> Graph:
     """``graph`` with, for each input in ``moving``, another one of the same shape: the way it moves (:func:`along`);
     and with, for each output that follows, the way that this one moves.
 
     ``shapes`` has the shape of each value at some sizes, of which only spatial ones are read: they are the same at
-    all. Raises :class:`~talaria.errors.ModelError` for an operator that has no rule here.
+    all. ``padding`` names rows of tables that do not
+    move, whatever is given. Raises
+    :class:`~talaria.errors.ModelError` for an operator that has no rule here.
     """
-    made = _Made(Draft(), shapes)
+    made = _Made(Draft(), shapes, padding)
     draft = made.draft
     for port in graph.inputs:
         made.value[port.name] = draft.input(port.name, port.shape, port.dtype)
@@ -66,6 +70,7 @@ class _Made:
 
     draft: Draft
     shapes: Mapping[str, Sequence[int]]
+    padding: Mapping[str, int]
     value: dict[str, str] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)
 
@@ -96,6 +101,14 @@ def _first(made: _Made, node: Node, out: str) -> str:
         raise ModelError(f"program: {node.kind} moves by what is no value; use differences of gradients")
     rest = [made.value[name] for name in node.inputs[1:]]
     return made.op(node.kind, made.moved[node.inputs[0]], *rest, **dict(node.attributes))
+
+
+def _looked_up(made: _Made, node: Node, out: str) -> str:
+    way, (table, at) = _first(made, node, out), node.inputs
+    if table not in made.padding:
+        return way
+    here = made.op("Equal", made.value[at], made.draft.constant(made.padding[table], INT))
+    return made.op("Where", made.op("Unsqueeze", here, made.draft.ints(1)), made.number(0.0), way)
 
 
 def _sum(made: _Made, node: Node, out: str) -> str:
@@ -255,6 +268,7 @@ def _largest(made: _Made, node: Node, out: str) -> str:
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys((*_FIRST, "AveragePool", "Identity", "Neg"), _first),
+    "Gather": _looked_up,
     **dict.fromkeys(("Add", "Sub"), _sum),
     **dict.fromkeys(("Mul", "MatMul", "Gemm", "Conv", "ConvTranspose"), _product),
     "Div": _quotient,

@@ -127,7 +127,47 @@ class Responding(nn.Module):
         return self.head(F.local_response_norm(self.shuffle(self.two(x)), 2).mean((2, 3)))
 
 
+class Spoken(nn.Module):
+    """Words, padded, by a GRU, of which the states are weighed, or the last one is taken by the number of words."""
+
+    def __init__(self, how: str, ways: int = 1) -> None:
+        super().__init__()
+        self.words, self.gru = (
+            nn.Embedding(3, 8, padding_idx=0),
+            nn.GRU(8, 6, batch_first=True, bidirectional=ways == 2),
+        )
+        self.score, self.head, self.how = nn.Linear(6 * ways, 1), nn.Linear(6 * ways, 4), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.long()
+        said, (out, _) = x != 0, self.gru(self.words(x))
+        if self.how == "weighed":
+            score = self.score(out).squeeze(-1).masked_fill(~said, -1e9)
+            return self.head(torch.einsum("bl,bld->bd", score.softmax(-1), out))
+        last = said.sum(1) - 1
+        if self.how == "picked":  # of no word at all the last one there is
+            return self.head(out[torch.arange(len(x)), last] + out[torch.arange(x.size(0)), (last * 0).long()])
+        at = last.clamp(min=0).long().view(-1, 1, 1).expand(-1, 1, out.size(-1))
+        return self.head(out.gather(1, at).squeeze(1) + torch.gather(out[:, 0], 1, x[:, :6]))
+
+
+class Apart(nn.Module):
+    """Two halves of a sample by one body, and how far they are apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveMaxPool1d(1), nn.Flatten())
+        self.far, self.head = nn.PairwiseDistance(p=1, keepdim=True), nn.Linear(10, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.body(x[:, :, :6]), self.body(x[:, :, 6:])
+        return self.head(torch.cat([torch.abs(a - b), F.pairwise_distance(a, b, keepdim=True), self.far(a, b)], 1))
+
+
 NETS = {
+    "halves apart": (LINE, Apart),
+    "words weighed both ways": (WORDS, lambda: Spoken("weighed", 2)),
+    **{f"words {how}": (WORDS, lambda how=how: Spoken(how)) for how in ("picked", "gathered")},
     "local responses": (IMAGE, Responding),
     **{
         f"bounds, {how}": (LINE, lambda how=how: Bounded(how))

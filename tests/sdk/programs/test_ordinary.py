@@ -91,7 +91,7 @@ def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
     assert vector.distance(found, exact) <= 4 * vector.distance(plain, exact) + 2**-23
     with torch.no_grad():
         wanted = module.eval()(torch.from_numpy(given.x)).numpy()
-    assert roundings(Maker(spec).forward()({"x": given.x}, weights)["features"], wanted) <= 1000
+    assert roundings(Maker(spec).forward().held(weights, given.x)({"x": given.x}, weights)["features"], wanted) <= 1000
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,8 @@ def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
         "bounds, mixed",
         "bounds, multiplied",
         "local responses",
+        "words picked",
+        "words gathered",
     ],
 )
 def test_it_is_differentiated_twice(name):

@@ -131,7 +131,10 @@ class Step:
 
     def held(self, size: Size) -> Size:
         """A size, as a number where no mask narrows it."""
-        if isinstance(size, int) or not self.whole().issuperset(size.split("+")):
+        if isinstance(size, int):
+            return size
+        names = (one.rpartition("*")[0] or one for one in size.split("+") if not one.startswith("#"))
+        if not self.whole().issuperset(names):
             return size
         return self.known(size)
 

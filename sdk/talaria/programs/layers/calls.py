@@ -19,11 +19,12 @@ from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, ref
 from talaria.programs.layers.broadcast import cut, flipped, indexed, rolled, stretched, unsqueezed
 from talaria.programs.layers.deviations import deviation, variance
 from talaria.programs.layers.einsum import einsum
+from talaria.programs.layers.gathering import gather, of_each
 from talaria.programs.layers.glu import glu
 from talaria.programs.layers.largest import larger, largest, logsumexp, smaller, smallest
 from talaria.programs.layers.masking import compared, inverted, masked_fill, where
 from talaria.programs.layers.padding import padded
-from talaria.programs.layers.parameters import Weight, for_each
+from talaria.programs.layers.parameters import Places, Weight, for_each
 from talaria.programs.layers.products import attend, matmul
 from talaria.programs.layers.resizing import resized, shuffled
 from talaria.programs.layers.sequence import (
@@ -48,6 +49,8 @@ class Batch:
 
 
 BATCH = Batch()
+EACH_SAMPLE = Places(0, 0)
+"""The numbers of all samples, however many these are: ``torch.arange(len(x))``."""
 
 
 def _axis(x: Map, axis: int) -> int:
@@ -75,6 +78,8 @@ def _sum(step: Step, layer: str, x: Map, dim: Any, keepdim: bool = False) -> tup
 
 
 def _item(step: Step, layer: str, x: Map, index: Any) -> tuple[Map, Pullback]:
+    if isinstance(index, tuple) and len(index) == 2 and isinstance(index[1], Map) and index[0] is EACH_SAMPLE:
+        return of_each(step, layer, x, index[1])
     return indexed(step, layer, x, index if isinstance(index, tuple) else (index,))
 
 
@@ -383,6 +388,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys((torch.log_softmax, F.log_softmax, "log_softmax"), log_softmax),
     **dict.fromkeys((operator.matmul, torch.matmul, torch.bmm, "matmul", "bmm"), matmul),
     operator.getitem: _item,
+    **dict.fromkeys((torch.gather, "gather"), gather),
     **dict.fromkeys((torch.flip, "flip"), flipped),
     **dict.fromkeys((torch.roll, "roll"), rolled),
     **dict.fromkeys((torch.sum, "sum"), _sum),

@@ -58,6 +58,11 @@ def _matched(input: Any, mat1: Any, mat2: Any) -> Any:
     return input + mat1 @ mat2
 
 
+def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
+    """How far vectors are apart, as torch has it, which adds ``eps`` to each of their differences."""
+    return torch.norm(x1 - x2 + eps, p, -1, keepdim)
+
+
 def _movedim(x: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
     many = len(x.shape)
     pairs = zip(*([one] if isinstance(one, int) else one for one in (source, destination)), strict=True)
@@ -120,6 +125,7 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     "reshape_as": _view_as,
     torch.ones_like: _ones_like,
     torch.full_like: _full_like,
+    F.pairwise_distance: pairwise_distance,
     F.channel_shuffle: channel_shuffle,
     F.local_response_norm: local_response_norm,
 }

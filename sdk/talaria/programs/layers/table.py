@@ -37,7 +37,7 @@ from talaria.programs.layers.base import Rule
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.prelu import prelu
 from talaria.programs.layers.sequence import on_maps, on_rows
-from talaria.programs.layers.spelled import channel_shuffle, local_response_norm
+from talaria.programs.layers.spelled import channel_shuffle, local_response_norm, pairwise_distance
 from talaria.programs.layers.weight_norm import weight_normed
 
 LAYERS: Mapping[type[Module], Rule] = {
@@ -147,6 +147,10 @@ def _alike(own: Any, x1: Any, x2: Any) -> Any:
     return F.cosine_similarity(x1, x2, own.dim, own.eps)
 
 
+def _distant(own: Any, x1: Any, x2: Any) -> Any:
+    return pairwise_distance(x1, x2, own.norm, own.eps, own.keepdim)
+
+
 def _shuffled(own: Any, input: Any) -> Any:
     return channel_shuffle(input, own.groups)
 
@@ -157,6 +161,7 @@ def _local(own: Any, input: Any) -> Any:
 
 PASSES: Mapping[type[Module], Callable[..., Any]] = {
     nn.ChannelShuffle: _shuffled,
+    nn.PairwiseDistance: _distant,
     nn.LocalResponseNorm: _local,
     nn.CosineSimilarity: _alike,
     nn.RNNCell: _rnn_cell,
