@@ -161,8 +161,8 @@ class Device:
         """Keep one window ``x``, in the shape that the fleet's model takes, to learn from once its label is known; its
         name for :meth:`label`. On flash when this returns; any thread may call it, also while :meth:`run` runs.
 
-        Raises :class:`~talaria.errors.ConfigError` where ``data`` is no folder that fills, and
-        :class:`~talaria.errors.DataError` where the disk refuses.
+        Raises :class:`~talaria.errors.ConfigError` where ``data`` is no folder that fills or ``y`` no class of
+        ``labels``, and :class:`~talaria.errors.DataError` where the disk refuses.
         """
         return self._folder().record(x, y)
 
