@@ -1,7 +1,9 @@
 """A fleet that lives: its run goes on for more rounds, by command, over a real broker."""
 
 import json
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
@@ -50,6 +52,26 @@ def test_a_run_that_is_extended_twice_is_to_the_byte_the_longer_one(fleet, a_run
         assert [row.round for row in store.attempts("watch") if row.model_digest] == [1, 2, 3, 4]
         assert [event["rounds"] for event in store.events("watch") if event["kind"] == "run-extended"] == [3, 4]
         assert not check(store, FolderBlobs(state / "blobs")).damage
+
+
+def test_orders_that_are_given_at_once_are_carried_out_one_after_another(fleet, a_run):
+    """Each extension begins the coordinator anew, and what stood in line behind it was lost."""
+    one = fleet(a_run("fedper", rounds=2), devices=("anna", "bela"))
+    config = load_config(one.config)
+    coordinator = one.serve()
+    coordinator.wait_for("connected")
+    coordinator.process.send_signal(signal.SIGSTOP)  # so that it finds all of them at one tick
+    with ThreadPoolExecutor(4) as shells:
+        given_ = [shells.submit(given, config, Order("extend", rounds=1)) for _ in range(3)]
+        given_.append(shells.submit(given, config, Order("pause")))
+        while len(list((config.state / "orders").glob("*.json"))) < 4:
+            time.sleep(0.02)
+        coordinator.process.send_signal(signal.SIGCONT)
+        assert {answer.result(120) for answer in given_} <= {"running", "paused"}
+    with Store(config.state / "coordinator.db") as store:
+        known = store.fleet("watch")
+    assert (Run.from_json(known.run).rounds, known.status) == (5, "paused")
+    coordinator.close()
 
 
 def test_an_order_that_is_none_is_answered_and_taken_away(tmp_path):

@@ -125,6 +125,7 @@ class Service:
         self._done_at: float | None = None
         self._leaving = Leaving(config.retry_s)
         self._stopped = False
+        self._orders: list[Order] = []
         self._tidying = Tidying(store, blobs, self._tell)
         self._unsaved: float | None = None
 
@@ -293,7 +294,7 @@ class Service:
             for news in await asyncio.to_thread(self._tend, self._footing.failing(time.monotonic())):
                 self._tell("broker", reason=news)
             for order in await asyncio.to_thread(lambda: list(take(self.config.state))):
-                await self._driver.inbox.put(order)
+                await self.order(order)
             try:
                 if self._members.refresh():
                     await self._driver.inbox.put(Enrolled())
@@ -404,7 +405,13 @@ class Service:
 
     async def order(self, order: Order) -> None:
         """Put an operator's order in line; its ``answer`` is set once it is carried out, or refused."""
+        self._orders = [*self.unanswered, order]
         await self._driver.inbox.put(order)
+
+    @property
+    def unanswered(self) -> list[Order]:
+        """The orders that stand in line; where this has ended, for the one that follows it."""
+        return [order for order in self._orders if not order.answer.done()]
 
     def _obey(self, order: Order) -> None:
         with order.answering():

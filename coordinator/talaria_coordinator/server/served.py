@@ -45,6 +45,8 @@ class Served:
         self._loop = asyncio.get_running_loop()
         self._stopped, self._ready, self._begun, self._again = asyncio.Event(), False, False, False
         self._now: tuple[Service, asyncio.AbstractEventLoop] | None = None
+        self._orders: list[Order] = []
+        """What a service that began anew had not carried out yet."""
 
     def stop(self) -> None:
         """Leave in good order; call it in the event loop."""
@@ -64,6 +66,18 @@ class Served:
 
     async def live(self) -> None:
         """Serve until the end. A database that falls silent once the fleet was entered is told, and asked again."""
+        try:
+            await self._live()
+        finally:
+            self._refuse("the coordinator ended over this order; `talaria coordinator status` says what became of it")
+
+    def _refuse(self, why: str) -> None:
+        """Answer the orders that nobody will carry out."""
+        for order in self._orders:
+            order.answer.set_exception(StateError(why))
+        self._orders = []
+
+    async def _live(self) -> None:
         wait = AGAIN_S[0]
         while True:
             begun = time.monotonic()
@@ -75,6 +89,7 @@ class Served:
                     raise
                 if time.monotonic() - begun > AGAIN_S[1]:
                     wait = AGAIN_S[0]  # it worked for a good while
+                self._refuse(str(error))
                 self._tell({"event": "failed", "error": str(error), "again_in_s": wait})
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
@@ -105,6 +120,8 @@ class Served:
             recruit=ingest.recruits(config, self._broker),
             **({} if self._above is None else site(self._above)),
         )
+        for order in self._orders:
+            await service.order(order)
         self._now = service, asyncio.get_running_loop()
         if self._stopped.is_set():
             service.stop()
@@ -117,7 +134,7 @@ class Served:
                 raise
             raise TransportError(f"{'; '.join(ended)}. What happened: {error}") from None
         finally:
-            self._now, self._again = None, service.again
+            self._now, self._again, self._orders = None, service.again, service.unanswered
             self._begun = self._begun or service.begun
 
     async def _tell_ready(self) -> None:
