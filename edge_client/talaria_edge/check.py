@@ -28,7 +28,6 @@ from talaria.wire.frames import decode_frame, signed_by
 from talaria.wire.mqtt import Arrival, Transport, Will
 from talaria.wire.topics import Topic, parse
 from talaria.wire.validity import validities
-from talaria_edge.agent.misfits import require_names
 from talaria_edge.config import DeviceConfig, load_config
 from talaria_edge.data import DeviceData, checked, require_learnable
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe
@@ -222,7 +221,7 @@ def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Fi
         limits = ", ".join(f"{name}={value:g}" for name, value in budget.limits().items())
         yield Finding("plan", "ok", f"this device makes it from the run's kit, for {limits}")
     if config.labels:
-        yield judged("labels", "name the run's classes", lambda: require_names(config, run))
+        yield judged("labels", "name the run's classes", lambda: config.require_names(run.spec.classes))
     if config.kit is not None:
         kit = config.kit
         yield judged("kit of the run", "is this run's", lambda: open_kit(kit).require(run))

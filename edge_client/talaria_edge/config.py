@@ -166,6 +166,15 @@ class DeviceConfig:
                 "add it, or leave variants out"
             )
 
+    def require_names(self, classes: int) -> None:
+        """Raise :class:`~talaria.errors.ConfigError` where the bundle that this device makes of a model of so many
+        classes would have more names than classes, or fewer."""
+        if self.bundle is not None and self.labels and len(self.labels) != classes:
+            raise ConfigError(
+                f"device: labels={len(self.labels)} names are not for the {classes} classes of the run, and no bundle "
+                "can be made; give one for each class in the fleet's order, or leave labels out, and start again"
+            )
+
     def _require_own_plan(self, budget: Budget) -> None:
         if self.plan is not None:
             raise ConfigError("budget: a plan is given too, which says the widths; leave one of the two out")
