@@ -74,6 +74,23 @@ def test_orders_that_are_given_at_once_are_carried_out_one_after_another(fleet, 
     coordinator.close()
 
 
+def test_a_trial_that_was_written_into_fleet_toml_since_the_start_counts(fleet, a_run, command):
+    """As [run] of that file does: without it the new run would go to all members at once."""
+    one = fleet(a_run("fedper", rounds=2), devices=("anna", "bela"))
+    coordinator = one.serve()
+    coordinator.wait_for("connected")
+    path = one.config
+    given(load_config(path), Order("pause"))
+    path.write_text(path.read_text() + "\n[canary]\nshare = 0.5\n")
+    for strange in ("[3]", '{"share": "all"}', '{"shard": 1}', "{"):
+        with pytest.raises(ConfigError, match=r"order: canary=.* is no trial"):
+            given(load_config(path), Order("next", rounds=3, canary=strange))
+    status, _, errors = command("coordinator", "next", path, "--rounds", 3)
+    assert status == 1
+    assert "canary: share=0.5 of 0 members are 0" in errors, "nobody has come who could try it"
+    coordinator.close()
+
+
 def test_an_order_that_is_none_is_answered_and_taken_away(tmp_path):
     folder = tmp_path / "orders"
     folder.mkdir()

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -90,7 +91,8 @@ def next_run(
         known = store.fleet(given_.name)
         new = known is not None and as_it_is(given_, store).run.to_json() != known.run
     run = given_.run.to_json() if new else ""
-    _give(config, as_json, "next", reason=reason, rounds=rounds, run=run, classes=classes)
+    canary = json.dumps(None if given_.canary is None else asdict(given_.canary))
+    _give(config, as_json, "next", reason=reason, rounds=rounds, run=run, classes=classes, canary=canary)
 
 
 def _give(path: Path, as_json: bool, *words: Any, **facts: Any) -> None:

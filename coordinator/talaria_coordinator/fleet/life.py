@@ -11,6 +11,7 @@ from talaria import seeds
 from talaria.errors import ConfigError
 from talaria.federated import warm_start
 from talaria.federated.run import MOST_ROUNDS, Run
+from talaria.foreign import parsed, shown
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria_coordinator.config.fleet import Canary, FleetConfig
 from talaria_coordinator.fleet.aggregation import Learning
@@ -65,6 +66,7 @@ def follow(
 
     Raises :class:`~talaria.errors.ConfigError`, naming what cannot be carried over, or where a round is open."""
     require_own(config, "next")
+    config = _with_trial(config, order.canary)
     if order.rounds < 0 or order.classes < 0:
         raise ConfigError(f"next: rounds={order.rounds} and classes={order.classes} must be 0 or more")
     if fleet.status == "aborted":
@@ -103,6 +105,17 @@ def follow(
         )
     model, server, facts = learning_of(config, run, blobs, learn).after(old, fleet, config.state)
     store.follow(fleet, run, model, server, (given.identity, old.identity), facts, canary)
+
+
+def _with_trial(config: FleetConfig, said: str) -> FleetConfig:
+    """``config`` with the ``[canary]`` that an order brings, if any: fleet.toml may have another since the start."""
+    if not said:
+        return config
+    try:
+        facts = parsed(said.encode())
+        return replace(config, canary=None if facts is None else Canary(**facts))
+    except (ValueError, TypeError):
+        raise ConfigError(f"order: canary={shown(said)} is no trial; give orders by `talaria coordinator`") from None
 
 
 def _tried_by(config: FleetConfig, canary: Canary, fleet: Fleet, run: Run) -> dict[str, Any]:

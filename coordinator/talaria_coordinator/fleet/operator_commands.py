@@ -49,6 +49,8 @@ class Order:
     run: str = ""
     """The run that is ``next``, as JSON; empty: the present one, with ``classes`` where that is not 0."""
     classes: int = 0
+    canary: str = ""
+    """How that run is tried: ``[canary]`` as JSON, null for not at all; empty: as the coordinator was started."""
     answer: Future[str] = field(default_factory=Future, compare=False, repr=False)
 
     @contextmanager

@@ -34,7 +34,7 @@ def put(state: Path, order: Order, ended: Callable[[], bool], wait_s: float = WA
     folder, name = state / "orders", secrets.token_hex(8)
     asked, answered = folder / f"{name}.json", folder / f"{name}.answer"
     facts: dict[str, Any] = {"verb": order.verb, "device": order.device, "reason": order.reason, "rounds": order.rounds}
-    facts |= {"run": order.run, "classes": order.classes}
+    facts |= {"run": order.run, "classes": order.classes, "canary": order.canary}
     try:
         folder.mkdir(exist_ok=True, mode=0o700)
         durable.write(asked, json.dumps(facts).encode())
@@ -87,12 +87,12 @@ def _read(data: bytes) -> Order:
     try:
         facts: Any = parsed(data)
         device, reason = str(facts["device"]), str(facts["reason"])[:200]
-        rounds, run, classes = facts["rounds"], str(facts["run"]), facts["classes"]
+        rounds, run, classes, canary = facts["rounds"], str(facts["run"]), facts["classes"], str(facts["canary"])
         if facts["verb"] not in get_args(Verb) or type(rounds) is not int or type(classes) is not int:
             raise ValueError("no such order")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"order: not one ({str(error)[:100]}); give orders by `talaria coordinator`") from None
-    return Order(facts["verb"], device, reason, rounds, run, classes)
+    return Order(facts["verb"], device, reason, rounds, run, classes, canary)
 
 
 def _write(path: Path, done: Future[str]) -> None:
