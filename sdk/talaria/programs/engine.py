@@ -214,12 +214,13 @@ class _Draws:
             for label, size in zip(port.shape, state[name.removeprefix("weight/")].shape, strict=True)
             if isinstance(label, str)
         }
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._shapes: dict[str, tuple[int | None, ...]] = {}
         self._layers: dict[str, str] = {}
         self._falls = falls
         for name in (name.removeprefix("draw/") for name in ports if name.startswith("draw/")):
             self._layers[name] = layer_of(name, falls)
-            self._shapes[name] = tuple(size_of(label, sizes) for label in ports[f"draw/{name}"].shape[1:])
+            labels = ports[f"draw/{name}"].shape
+            self._shapes[name] = tuple(None if label == "N" else size_of(label, sizes) for label in labels)
         self._streams = {layer: layer_draws(task, purpose, layer) for layer in self._layers.values()}
 
     def copy(self) -> _Draws:
@@ -229,9 +230,9 @@ class _Draws:
         return again
 
     def next(self, count: int) -> dict[str, Array]:
-        """The draws (N, ...) of each call for a batch of ``count``: 0 where a value falls away, else 1/(1-p)."""
+        """The draws of each call for a batch of ``count``: 0 where a value falls away, else 1/(1-p)."""
         return {
-            name: kept(self._streams[layer], self._falls[layer], count, *self._shapes[name])
+            name: kept(self._streams[layer], self._falls[layer], *(n or count for n in self._shapes[name]))
             for name, layer in self._layers.items()
         }
 

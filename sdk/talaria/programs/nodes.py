@@ -3,7 +3,6 @@ shape, a number, a parameter, several values of which others take one."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +40,7 @@ from talaria.programs.layers.table import (
 )
 from talaria.programs.layers.zeros import ZeroMap, Zeros, zeros, zeros_like
 from talaria.programs.reading import States, form_of, taken
-from talaria.programs.tracing import MANY
+from talaria.programs.tracing import MANY, takes
 
 
 @dataclass
@@ -128,6 +127,10 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
             same = _same(layer, held[seen] if isinstance(seen, fx.Node) else seen)
             given.pop("is_causal", None)  # which says of attn_mask what that says itself
         rules, base = parts_of(own), recurrent_of(own)
+        attended = base_of(own) if isinstance(base_of(own), MultiheadAttention) else base
+        if attended is not None and attended.batch_first == step.second:
+            what = "use batch_first=True, and (batch, length, width)"
+            raise refused(layer, "reads sequences in another order", what)
         several = rules is not None or base is not None
         if given or (several and not _alone(own, called, held)):
             raise refused(layer, f"is called with {sorted(given) or 'more than its input'}", "call it with maps alone")
@@ -334,7 +337,7 @@ def _in_pieces(step: Step, node: fx.Node, name: str, x: Map, *args: Any, **named
         axis = (args or (named.get("dim", 0),))[0] % (1 + len(wide))
         return [partial(picked, axis=axis, place=i) for i in range(wide[axis - 1])] if axis else []
     if name == "transpose":
-        if {one % (1 + len(wide)) for one in (*args, *named.values())} != {0, 1} or not all(map(_takes, node.users)):
+        if {one % (1 + len(wide)) for one in (*args, *named.values())} != {0, 1} or not all(map(takes, node.users)):
             return []
         args = (1, 0, *range(2, 1 + len(wide)))
     elif name != "permute":
@@ -385,11 +388,6 @@ def _tried(node: fx.Node, do: Callable[[], Any], what: str = "looks up rows") ->
 
 EXTREMES = {torch.max: largest, "max": largest, torch.min: smallest, "min": smallest}
 JOINS = {**dict.fromkeys((torch.cat, torch.concat, torch.concatenate), beside), torch.stack: stacked}
-
-
-def _takes(user: fx.Node) -> bool:
-    """Whether ``user`` takes a part of what it reads, or asks for its sizes."""
-    return user.target in (operator.getitem, torch.unbind, "unbind", "size", getattr)
 
 
 def _side_by_side(node: fx.Node, dim: int = 0, **named: Any) -> Layer:

@@ -21,6 +21,7 @@ from talaria.programs.layers.sequence import opened, sizes
 from talaria.programs.layers.weighing import WIDEST
 from talaria.programs.nodes import Layer, resolved
 from talaria.programs.tracing import Tracer
+from talaria.programs.turning import batch_first
 from talaria.programs.updates import updates
 from talaria.training import loop
 from talaria.types import Recipe
@@ -164,6 +165,7 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
             f"program: the forward pass of {type(module).__name__} depends on its values ({str(why)[:120]}); "
             "write it as layers without conditions, or train this model with torch"
         ) from None
+    second = batch_first(traced, module, tracer.shape)
     maps: dict[fx.Node, Map] = {}
     held: dict[fx.Node, Any] = {}
     tape: dict[fx.Node, Entry] = {}
@@ -179,6 +181,7 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
                 raise ModelError("program: the model gives more than the logits of its last layer; give one output")
             ordered = {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}
             return Passed(maps[last], ordered, maps, tracer.into, tracer.out_of)
+        step.second = node in second
         found = resolved(step, node, module, held)
         if not isinstance(found, Layer):
             held[node] = found

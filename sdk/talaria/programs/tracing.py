@@ -126,6 +126,14 @@ class Tracer(fx.Tracer):
         found = self._answered(obj.node, MANY)
         return len(found)
 
+    def shape(self, node: fx.Node) -> Any:
+        """The sizes of what a node gives for a batch of :data:`MANY`, or a list of those of several values; None of
+        what is no tensor, or cannot be told."""
+        try:
+            return _shape(self._answered(node, MANY)) if node.op != "output" else None
+        except TraceError:
+            return None
+
     def _answered(self, node: fx.Node, batch: int) -> Any:
         """What a node gives for a batch of this size: of a tensor the shape alone (it lies on torch's ``meta``)."""
         wanted, ahead = set[fx.Node](), [node]
@@ -160,6 +168,17 @@ class Tracer(fx.Tracer):
                 return getattr(args[0], target)(*args[1:], **named)
             found = target(*args, **named)
         return found.to("meta") if isinstance(found, Tensor) else found
+
+
+def takes(user: fx.Node) -> bool:
+    """Whether ``user`` takes a part of what it reads, or asks for its sizes."""
+    return user.target in (operator.getitem, torch.unbind, "unbind", "size", getattr)
+
+
+def _shape(found: Any) -> Any:
+    if isinstance(found, Tensor):
+        return tuple(found.shape)
+    return [_shape(one) for one in found] if isinstance(found, tuple | list) else None
 
 
 _LOOKS = ("size", operator.getitem, getattr)

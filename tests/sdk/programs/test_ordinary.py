@@ -17,13 +17,20 @@ from talaria.model.compaction import gather
 from talaria.model.state import state_of
 from talaria.programs import differentiate, reference, vector
 from talaria.programs.build import build
+from talaria.programs.graph import size_of
 from talaria.programs.making import Maker
 from talaria.programs.program import Program
 from talaria.types import Recipe, Samples
 
-_nets = importlib.util.spec_from_file_location("talaria_ordinary_nets", Path(__file__).with_name("ordinary.py"))
-ordinary = importlib.util.module_from_spec(_nets)
-_nets.loader.exec_module(ordinary)
+
+def nets(name):
+    found = importlib.util.spec_from_file_location(f"talaria_{name}_nets", Path(__file__).with_name(f"{name}.py"))
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module.NETS
+
+
+NETS = {**nets("ordinary"), **nets("before")}
 
 STEPS = 8
 
@@ -46,11 +53,11 @@ def learned(shape, net, engine):
 
 def made(name):
     torch.manual_seed(0)
-    shape, make = ordinary.NETS[name]
+    shape, make = NETS[name]
     return shape, make()
 
 
-@pytest.mark.parametrize("name", ordinary.NETS)
+@pytest.mark.parametrize("name", NETS)
 def test_it_learns_alike_on_both_engines(name):
     shape, net = made(name)
     found, wanted = (learned(shape, net, engine) for engine in ("onnx", "torch"))
@@ -65,7 +72,7 @@ def test_it_learns_alike_on_both_engines(name):
             assert roundings(mine[key], value, scale=scale) <= most, key
 
 
-@pytest.mark.parametrize("name", ordinary.NETS)
+@pytest.mark.parametrize("name", NETS)
 def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
     """Where the survey finds nothing to take, the whole network does."""
     shape, net = made(name)
@@ -74,12 +81,12 @@ def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
     mask = pruning.choose(pruning.importance(net, layout), layout.full(), keep=0.5, block=1)
     module, weights = pruning.compact(net, mask), gather(state_of(net), mask)
     program, given = Program(build(spec)), samples(shape, 5, 6)
+    sizes = {**program.manifest.sizes, "N": 6} | {group: len(kept) for group, kept in mask.kept.items()}
     draws = {
-        name.removeprefix("draw/"): np.ones(value.shape, np.float32)
-        for name, value in vector.inputs(program.graph, program.manifest).items()
-        if name.startswith("draw/")
+        port.name.removeprefix("draw/"): np.ones([size_of(one, sizes) for one in port.shape], np.float32)
+        for port in program.graph.inputs
+        if port.name.startswith("draw/")
     }
-    draws = {name: np.ones((6, *value.shape[1:]), np.float32) for name, value in draws.items()}
     y = given.y.astype(np.int64)
     state, _, _ = program.step(weights, program.momentum(weights), given.x, y, lr=0.05, draws=draws)
     feed = {"x": given.x, "y": y, "lr": np.array(0.05, np.float32)}
@@ -120,3 +127,29 @@ def test_what_is_cut_off_is_not_differentiated_twice():
     shape, net = made("bounds, quantized")
     with pytest.raises(ModelError, match="'detach' lets nothing be learned of a map"):
         differentiate.curved(zoo.keep(net, shape, 4))
+
+
+class Merged(torch.nn.Module):
+    """A sequence before the batch, of which something is asked that is not known."""
+
+    def __init__(self, do):
+        super().__init__()
+        self.gru, self.head, self.do = torch.nn.GRU(3, 8, batch_first=True), torch.nn.Linear(8, 4), do
+        self.embed = torch.nn.Linear(3, 8)
+
+    def forward(self, x):
+        return self.head(self.do(self, x.permute(2, 0, 1)))
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (lambda own, x: own.embed(x).flatten(0, 1).view(12, -1, 8)[0], "'flatten' does flatten a sequence that stands"),
+        (lambda own, x: own.gru(x)[0][-1], "'gru' reads with batch_first=True a sequence that stands before the batch"),
+        (lambda own, x: own.embed(x)[:, :2].mean((0, 1), keepdim=True)[0], "'getitem.*' takes .* before the batch"),
+    ],
+)
+def test_what_is_not_known_of_a_sequence_before_the_batch_is_refused(do, said, monkeypatch):
+    monkeypatch.setattr("talaria.model.answers.require", lambda *_: None)
+    with pytest.raises(ModelError, match=said):
+        build(zoo.keep(Merged(do), (3, 12), 4))

@@ -82,7 +82,7 @@ class Net(nn.Module):
 class Odd(Net):
     def __init__(self, channels, classes):
         super().__init__(channels, classes)
-        self.odd = nn.Softshrink()
+        self.odd = nn.RReLU()
 
     def forward(self, x):
         return self.out(self.odd(self.conv(x)[:, :5, -1]))
@@ -309,7 +309,7 @@ def test_the_command_builds_a_module_from_elsewhere(tmp_path, monkeypatch):
     assert "gru.weight_hh_l0" not in trained
     done = CliRunner().invoke(app, [*words, "watch_nets:odd"])
     assert isinstance(done.exception, ModelError)
-    assert "'odd' is a Softshrink" in str(done.exception)
+    assert "'odd' is a RReLU" in str(done.exception)
     assert "use layers among" in str(done.exception)
 
 

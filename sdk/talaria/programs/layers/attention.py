@@ -159,8 +159,8 @@ def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]
         if not step.draft.compared(mask.value) or sizes(mask) != given[1].lead:
             what = "has a key_padding_mask that is no comparison, or of another length"
             raise refused(layer, what, "make it of the sample, (batch, length), as in x == 0")
-    if not own.batch_first or any(len(one.lead) != 1 for one in given[:3]):
-        raise refused(layer, "reads sequences in another order", "use batch_first=True, and (batch, length, width)")
+    if any(len(one.lead) != 1 for one in given[:3]):
+        raise refused(layer, "reads sequences of another form", "give it (batch, length, width)")
     if own.in_proj_weight is None or own.bias_k is not None or own.add_zero_attn:
         raise refused(layer, "has kdim, vdim, add_bias_kv or add_zero_attn", "leave them out")
 

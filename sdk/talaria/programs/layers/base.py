@@ -94,6 +94,8 @@ class Step:
     twice: bool = False
     """Whether the graph is differentiated once more: every operator has a rule in :mod:`talaria.programs.tangent`."""
     whole: Whole = frozenset
+    second: bool = False
+    """Whether torch has the batch second in what the layer being written gives."""
     tapped: frozenset[str] = frozenset()
     """Layers of which all that they give is looked at, whatever of it the network reads."""
 
@@ -149,14 +151,18 @@ class Step:
         name, axis = next((port.name, port.shape.index(size)) for port in draft.inputs if size in port.shape)
         return draft.op("Shape", name, start=axis, end=axis + 1)
 
-    def drawn(self, place: str, shape: Sequence[Size]) -> str:
-        """What the values at a ``place`` of a layer are multiplied with, an input of the program (batch, *shape): 0
-        where one falls away, 1/(1-p) elsewhere. Each call of a layer has one of its own, in the order of the calls."""
+    def drawn(self, place: str, shape: Sequence[Size], *, second: bool = False) -> str:
+        """What the values at a ``place`` of a layer are multiplied with, (batch, *shape): 0 where one falls away,
+        1/(1-p) elsewhere. It is an input of the program, with the batch ``second`` where torch draws so. Each call of a
+        layer has one of its own, in the order of the calls."""
         port, number = f"draw/{place}", 1
         while self.draft.has(port):
             number += 1
             port = f"draw/{place}#{number}"
-        return self.draft.input(port, ("N", *shape))
+        if not second:
+            return self.draft.input(port, ("N", *shape))
+        first, *rest = shape
+        return self.draft.transpose(self.draft.input(port, (first, "N", *rest)), 1, 0, *range(2, 2 + len(rest)))
 
     @property
     def samples(self) -> str:

@@ -273,8 +273,7 @@ def _compared(kind: str, other_way: bool) -> Call:
     """1 where a value is so and 0 elsewhere, as a mask is made of tokens."""
 
     def call(step: Step, layer: str, x: Any, other: Any) -> tuple[Map, Pullback]:
-        y, back = compared(step, layer, kind, x, other)
-        return inverted(step, layer, y)[0] if other_way else y, back
+        return compared(step, layer, kind, x, other, other_way)
 
     return call
 

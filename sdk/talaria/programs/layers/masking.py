@@ -20,9 +20,9 @@ def inverted(step: Step, layer: str, mask: Map) -> tuple[Map, Pullback]:
     return mask.like(rest), lambda g, wanted: [None]
 
 
-def compared(step: Step, layer: str, kind: str, a: Either, b: Either) -> tuple[Map, Pullback]:
+def compared(step: Step, layer: str, kind: str, a: Either, b: Either, other_way: bool = False) -> tuple[Map, Pullback]:
     """1 where two maps, or a map and a number or what is the same for each sample, are so at a place (``kind`` Equal,
-    Greater or Less), and 0 elsewhere; sizes of 1 stand for any."""
+    Greater or Less), and 0 elsewhere, or the ``other_way`` round; sizes of 1 stand for any."""
     draft, maps = step.draft, [one for one in (a, b) if isinstance(one, Map)]
     if not maps or any(isinstance(one, bool) or not isinstance(one, Either) for one in (a, b)):
         raise refused(layer, "compares what is no number", "compare maps with numbers, parameters or maps")
@@ -39,6 +39,7 @@ def compared(step: Step, layer: str, kind: str, a: Either, b: Either) -> tuple[M
         return draft.constant(one, "int64" if whole else "float32")
 
     found = draft.op(kind, value(a), value(b))
+    found = draft.op("Not", found) if other_way else found
     return filled(step, draft.op("Cast", found, to=1), out), lambda g, wanted: [None] * len(maps)
 
 

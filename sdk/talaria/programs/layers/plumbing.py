@@ -107,7 +107,7 @@ def dropout(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tup
     own, draft, (x,) = cast(Dropout, module), step.draft, given
     if not own.training or own.p == 0:
         return identity(step, layer, module, given)
-    draw = closed(step, step.drawn(layer, sizes(x)), x)
+    draw = closed(step, step.drawn(layer, sizes(x), second=step.second), x)
     return x.like(draft.op("Mul", x.value, draw)), lambda g, wanted: [draft.op("Mul", g, draw)]
 
 

@@ -142,13 +142,13 @@ def _layer(weights: Matrices, number: int, below: str, wide: Size, moments: int,
 
 def _draw(step: Step, place: str, moments: int, wide: Size) -> str:
     """Draws for the states at a ``place``, (moments x batch, channels)."""
-    given = step.drawn(place, (moments, wide))
+    given = step.drawn(place, (moments, wide), second=step.second)
     return step.draft.op("Flatten", step.draft.transpose(given, 1, 0, 2), axis=2)
 
 
 def _known(layer: str, own: RNNBase, x: Map) -> None:
-    if not own.batch_first or len(x.lead) != 1:
-        raise refused(layer, "reads sequences in another order", "use batch_first=True, and (batch, length, width)")
+    if len(x.lead) != 1:
+        raise refused(layer, "reads sequences of another form", "give it (batch, length, width)")
     if own.proj_size:
         raise refused(layer, f"has proj_size={own.proj_size}", "leave it out, and use Linear behind it")
     if x.lead[0] > LONGEST:

@@ -78,7 +78,7 @@ RECURRENT = tuple(recurrent.CELLS)
 
 MENDS: Mapping[type[Module], str] = {
     nn.EmbeddingBag: "use Embedding, and a mean over the length",
-    nn.Transformer: "use TransformerEncoder",
+    nn.Transformer: "use TransformerEncoder and TransformerDecoder",
 }
 """What to use instead, where that is known."""
 _DRAWN = "draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth, which every engine draws alike"
@@ -113,6 +113,42 @@ def _encoder(own: Any, x: Any, mask: Any = None, src_key_padding_mask: Any = Non
     for layer in own.layers:
         x = layer(x, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
     return x if own.norm is None else own.norm(x)
+
+
+def _decoder_layer(
+    own: Any,
+    tgt: Any,
+    memory: Any,
+    tgt_mask: Any = None,
+    memory_mask: Any = None,
+    tgt_key_padding_mask: Any = None,
+    memory_key_padding_mask: Any = None,
+    tgt_is_causal: bool = False,
+    memory_is_causal: bool = False,
+) -> Any:
+    """The pass of torch.nn.TransformerDecoderLayer."""
+
+    def attended(given: Any) -> Any:
+        masks = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}
+        return own.dropout1(own.self_attn(given, given, given, need_weights=False, **masks)[0])
+
+    def crossed(given: Any) -> Any:
+        masks = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}
+        return own.dropout2(own.multihead_attn(given, memory, memory, need_weights=False, **masks)[0])
+
+    def fed(given: Any) -> Any:
+        return own.dropout3(own.linear2(own.dropout(own.activation(own.linear1(given)))))
+
+    x = tgt
+    for norm, block in ((own.norm1, attended), (own.norm2, crossed), (own.norm3, fed)):
+        x = x + block(norm(x)) if own.norm_first else norm(x + block(x))
+    return x
+
+
+def _decoder(own: Any, tgt: Any, memory: Any, *args: Any, **named: Any) -> Any:
+    for layer in own.layers:
+        tgt = layer(tgt, memory, *args, **named)
+    return tgt if own.norm is None else own.norm(tgt)
 
 
 def _sums(own: Any, x: Any, h: Any) -> tuple[Any, Any]:
@@ -169,6 +205,8 @@ PASSES: Mapping[type[Module], Callable[..., Any]] = {
     nn.LSTMCell: _lstm_cell,
     nn.TransformerEncoderLayer: _encoder_layer,
     nn.TransformerEncoder: _encoder,
+    nn.TransformerDecoderLayer: _decoder_layer,
+    nn.TransformerDecoder: _decoder,
 }
 """The plain pass of modules of torch's own that are looked into."""
 
