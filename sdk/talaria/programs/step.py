@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 from torch import fx
@@ -27,6 +29,8 @@ from talaria.training import loop
 from talaria.types import Recipe
 
 BATCH = "N"
+_PACKING = ("nn", "utils", "rnn.py")
+"""Where torch packs sequences, which it does by their lengths as numbers."""
 
 
 def graph_of(
@@ -161,9 +165,15 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
     try:
         traced = tracer.trace(module)
     except (fx.proxy.TraceError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as why:
+        what = f"program: the forward pass of {type(module).__name__}"
+        if any(Path(one.filename).parts[-3:] == _PACKING for one in extract_tb(why.__traceback__)):
+            raise ModelError(
+                f"{what} packs sequences; give the layer whole ones, and take each sample's last state by "
+                "out[torch.arange(len(x)), lengths - 1], or train this model with torch"
+            ) from None
         raise ModelError(
-            f"program: the forward pass of {type(module).__name__} depends on its values ({str(why)[:120]}); "
-            "write it as layers without conditions, or train this model with torch"
+            f"{what} depends on its values ({str(why)[:120]}); write it as layers without conditions, or train this "
+            "model with torch"
         ) from None
     second = batch_first(traced, module, tracer.shape)
     maps: dict[fx.Node, Map] = {}

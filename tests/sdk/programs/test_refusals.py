@@ -85,6 +85,13 @@ class Gru(nn.Module):
         return self.head(found[self.take].mean(1))
 
 
+class Packed(Gru):
+    def forward(self, x):
+        many = (x[:, :, 0] > -9).sum(1).clamp(min=1).cpu()
+        _, last = self.gru(nn.utils.rnn.pack_padded_sequence(x, many, batch_first=True, enforce_sorted=False))
+        return self.head(last[-1])
+
+
 class Placed(nn.Module):
     def __init__(self, many) -> None:
         super().__init__()
@@ -203,6 +210,8 @@ def late(x):
         (lambda: nets.Lower(nn.GRU), r"takes \(0,\).* h\[-1\]"),
         (lambda: nets.Lower(nn.LSTM), "its cells"),
         (lambda: Gru(batch_first=False), "batch_first=True"),
+        (Packed, r"packs sequences; .* last state by out\[torch.arange\(len\(x\)\), lengths - 1\]"),
+        (lambda: Odd(lambda x: x + x.topk(2, 1)[0].sum(1, keepdim=True)), "topk.*take the largest by amax"),
         (lambda: Gru(first=True), "more than its input"),
         (lambda: Gru(take=1), "gives several values"),
         (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),
