@@ -54,6 +54,30 @@ def test_transposed_convolutions_of_several_groups_have_every_variant(tmp_path):
     assert verify_bundle(tmp_path / "me.talaria").ok
 
 
+class Levelled(torch.nn.Module):
+    """A normalization over two dimensions, of which each sample takes places that it names."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.head = torch.nn.Linear(3, 8), torch.nn.LayerNorm([12, 8]), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = self.norm(self.embed(x.transpose(1, 2)))
+        at = (x[:, :1] > 0).sum(2).clamp(max=11)
+        return self.head(y.gather(1, at[:, :, None].expand(-1, -1, 8))[:, 0] + y.mean(1))
+
+
+def test_several_dimensions_normalized_and_places_named_by_each_sample_have_every_variant(tmp_path):
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((40, 3, 12), np.float32)
+    net = Levelled().eval()
+    labels = net(torch.from_numpy(x)).argmax(1).numpy()
+    found = make_bundle(tmp_path / "me.talaria", net, example=x[:1], samples=(x, labels), seconds=0)
+    assert found.ok
+    assert all(one["bytes"] for one in found.figures["variants"])
+    assert verify_bundle(tmp_path / "me.talaria").ok
+
+
 @pytest.mark.parametrize("name", NETS)
 def test_a_bundle_is_whole_and_answers_as_torch_does(name, tmp_path):
     shape, make = tutorials.NETS[name]

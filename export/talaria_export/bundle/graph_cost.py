@@ -378,6 +378,10 @@ def _gather_nd(node: Node, given: list[Value]) -> Found:
     return _one((*at[:-1], *x[beside + at[-1] :]))
 
 
+def _gather_elements(node: Node, given: list[Value]) -> Found:
+    return _one(given[1].shape)
+
+
 def _in_squares(node: Node, given: list[Value]) -> Found:
     (batch, channels, high, wide), by = given[0].shape, node.attributes["blocksize"]
     return _one((batch, channels // by**2, high * by, wide * by))
@@ -546,6 +550,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     **_group(_unsqueeze, "Unsqueeze"),
     **_group(_gather, "Gather"),
     **_group(_gather_nd, "GatherND"),
+    **_group(_gather_elements, "GatherElements"),
     **_group(_in_squares, "DepthToSpace"),
     **_group(_slice, "Slice"),
     **_group(_pad, "Pad"),

@@ -160,8 +160,15 @@ def static_int8(model: ModelProto, calibration: Array, *, keep: Sequence[str], r
             return None if batch is None else {"input": batch}  # None ends the calibration
 
     named = _named(model)
-    # ONNX Runtime has no transposed convolution in 8 bits, and its quantizer fails at one of several groups.
-    floats = [node.name for node in named.graph.node if node.op_type == "ConvTranspose"]
+    # ONNX Runtime has no transposed convolution in 8 bits, and its quantizer fails at one of several groups, and at a
+    # normalization over several dimensions.
+    several = {one.name for one in named.graph.initializer if len(one.dims) > 1}
+    floats = [
+        node.name
+        for node in named.graph.node
+        if node.op_type == "ConvTranspose"
+        or (node.op_type == "LayerNormalization" and not several.isdisjoint(node.input[1:]))
+    ]
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder, "int8.onnx")
         quantize_static(
