@@ -37,14 +37,13 @@ export async function look(program, given, state) {
   return Object.fromEntries(Object.entries(found).map(([name, value]) => [name, fromOrt(value)]));
 }
 
-/** The sizes of an input without the batch: the widths of names, times numbers, and `#` numbers, with + between. */
+/** The sizes of an input, of which the batch stays N: the widths of names, times numbers, and `#` numbers, with + between. */
 function shapeOf({ inputMetadata }, wanted, state) {
   const widths = {};
   for (const { name, shape } of inputMetadata)
     if (weightOf(name)) shape.forEach((size, i) => (widths[size] = state[weightOf(name)].shape[i]));
-  const [, ...sizes] = inputMetadata.find(({ name }) => name === wanted).shape;
-  return sizes.map((size) => {
-    if (typeof size === "number") return size;
+  return inputMetadata.find(({ name }) => name === wanted).shape.map((size) => {
+    if (typeof size === "number" || size === "N") return size;
     if (size in widths) return widths[size];
     const each = (one) => {
       const at = one.lastIndexOf("*");
@@ -89,7 +88,7 @@ export async function train(program, state, samples, recipe, draws, { purpose = 
       if (name.startsWith("weight/")) feeds[name] = toOrt(program, now[rest]);
       if (name.startsWith("momentum/")) feeds[name] = toOrt(program, momentum[rest]);
       if (name.startsWith("draw/")) {
-        const shape = [index.length, ...layers[rest].shape];
+        const shape = layers[rest].shape.map((size) => (size === "N" ? index.length : size));
         feeds[name] = toOrt(program, { dtype: "F32", shape, data: kept(layers[rest].draws, layers[rest].share, product(shape)) });
       }
     }
