@@ -33,7 +33,9 @@ def batch_first(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], A
     """
     if not any(_name(node) in _BEGINNINGS for node in graph.nodes):
         return frozenset()
-    turning = _Turning(graph, module, {node: shape_of(node) for node in graph.nodes})
+    turning = _Turning(graph, module)
+    for node in graph.nodes:  # as they are before anything is rewritten
+        turning.look(node, shape_of)
     for node in list(graph.nodes):
         turning.follow(node)
     return frozenset(turning.second)
@@ -76,13 +78,20 @@ def _flat(given: Sequence[Any]) -> list[Any]:
 class _Turning:
     graph: fx.Graph
     module: Module
-    shapes: Mapping[fx.Node, Any]
+    shapes: dict[fx.Node, Any] = field(default_factory=dict)
     second: set[fx.Node] = field(default_factory=set)
     """What has the batch second."""
     giving: set[fx.Node] = field(default_factory=set)
     """What gives several values, of which some have."""
     asked: set[fx.Node] = field(default_factory=set)
     """The sizes of such values."""
+
+    def look(self, node: Any, shape_of: Callable[[fx.Node], Any]) -> None:
+        """Keep the sizes of what a node gives."""
+        own = base_of(self.module.get_submodule(str(node.target))) if node.op == "call_module" else None
+        if isinstance(own, RNNBase) and own.batch_first and self._at(node.all_input_nodes[0]) == 1:
+            raise self._reads_first(node)  # which would take the batch for as many moments
+        self.shapes[node] = shape_of(node)
 
     def follow(self, node: Any) -> None:
         """Rewrite one node."""
@@ -153,7 +162,7 @@ class _Turning:
         if isinstance(own, RNNBase | MultiheadAttention):
             read = [one for one in node.all_input_nodes if self._at(one) == 1]
             if own.batch_first or not self.second.issuperset(read):
-                raise self._unknown(node, "reads with batch_first=True")
+                raise self._reads_first(node)
             self.second.add(node)
             self.giving.add(node)
         elif type(own) in _LAYERS or (isinstance(own, LayerNorm | RMSNorm) and len(own.normalized_shape) <= rank - 2):
@@ -268,6 +277,9 @@ class _Turning:
             node.args = (taken, _PLACES.get(node.args[1], node.args[1]))
         elif taken.op != "call_module" or node.args[1] == 0:
             self._gave(node)
+
+    def _reads_first(self, node: Any) -> ModelError:
+        return self._unknown(node, "reads with batch_first=True")
 
     def _unknown(self, node: Any, does: str) -> ModelError:
         layer = str(node.target) if node.op == "call_module" else node.name
