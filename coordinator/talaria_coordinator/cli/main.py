@@ -102,10 +102,11 @@ def status(
         time.sleep(2)
 
 
-for order in (orders.pause, orders.resume, orders.abort, orders.extend):
+for order in (
+    orders.pause, orders.resume, orders.abort, orders.extend,
+    orders.retire, orders.readmit, orders.quarantine, orders.release,
+):  # fmt: skip
     app.command()(order)
-for about_device in (orders.retire, orders.readmit, orders.quarantine, orders.release):
-    app.command()(about_device)
 app.command("next")(orders.next_run)
 app.command()(report.report)
 for upkeep in (maintenance.backup, maintenance.restore, maintenance.fsck, maintenance.gc):

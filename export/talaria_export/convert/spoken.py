@@ -14,6 +14,8 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from talaria.programs.layers.windows import covering
+
 
 @contextmanager
 def spoken(model: Module) -> Iterator[None]:
@@ -61,11 +63,9 @@ def _largest(pool: Callable[..., Any], rank: int) -> Callable[..., Any]:
         if return_indices or not any(n % many for n, many in sizes):
             return pool(x, output_size, return_indices)
         for axis, (n, many) in enumerate(sizes, x.dim() - rank):
-            windows = [range(i * n // many, -(-(i + 1) * n // many)) for i in range(many)]
-            longest = max(map(len, windows))  # of a shorter one the last place counts several times
-            places = [window[min(i, len(window) - 1)] for window in windows for i in range(longest)]
-            x = x.index_select(axis, torch.tensor(places))
-            x = x.reshape(*x.shape[:axis], many, longest, *x.shape[axis + 1 :]).amax(axis + 1)
+            places = covering(n, many)
+            x = x.index_select(axis, torch.tensor(places.reshape(-1).tolist()))
+            x = x.reshape(*x.shape[:axis], *places.shape, *x.shape[axis + 1 :]).amax(axis + 1)
         return x
 
     return pooled

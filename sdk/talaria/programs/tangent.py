@@ -36,8 +36,7 @@ def tangent(
     and with, for each output that follows, the way that this one moves.
 
     ``shapes`` has the shape of each value at some sizes, of which only spatial ones are read: they are the same at
-    all. ``padding`` names rows of tables that do not
-    move, whatever is given. Raises
+    all. ``padding`` names rows of tables that do not move, whatever is given. Raises
     :class:`~talaria.errors.ModelError` for an operator that has no rule here.
     """
     made = _Made(Draft(), shapes, padding)

@@ -21,9 +21,6 @@ from talaria.programs.layers import activation, elementwise
 from talaria.programs.layers.base import refused
 from talaria.programs.tracing import MANY, takes
 
-Shape = tuple[int, ...] | None
-"""The sizes of a value for a batch of :data:`~talaria.programs.tracing.MANY`; None of what is no tensor."""
-
 
 def batch_first(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], Any]) -> frozenset[fx.Node]:
     """Rewrites ``graph``, a pass of ``module``, so that the batch comes first in all that it makes, and gives the nodes

@@ -107,18 +107,22 @@ def size(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
 
 
 def _side(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    return draft.op("Sign", x), lambda g: draft.op("Mul", g, draft.constant(0.0))
+    return draft.op("Sign", x), _level(draft)
 
 
 def _whole(kind: str) -> Of:
     """The nearest whole number, or the next one below or above, of which nothing is learned, as in torch."""
-    return lambda draft, x, module: (draft.op(kind, x), lambda g: draft.op("Mul", g, draft.constant(0.0)))
+    return lambda draft, x, module: (draft.op(kind, x), _level(draft))
 
 
 def _cut_off(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
     far, _ = size(draft, x, module)
-    y = draft.op("Mul", draft.op("Sign", x), draft.op("Floor", far))
-    return y, lambda g: draft.op("Mul", g, draft.constant(0.0))
+    return draft.op("Mul", draft.op("Sign", x), draft.op("Floor", far)), _level(draft)
+
+
+def _level(draft: Draft) -> Slope:
+    """The way back through steps, of which nothing is learned."""
+    return lambda g: draft.op("Mul", g, draft.constant(0.0))
 
 
 def between(low: float | None, high: float | None) -> Of:

@@ -30,13 +30,10 @@ def compared(step: Step, layer: str, kind: str, a: Either, b: Either, other_way:
     whole = all(draft.whole(one.value) if isinstance(one, Map) else type(one) is int for one in (a, b))
 
     def value(one: Either) -> str:
-        if isinstance(one, Map):
-            found = opened(step, one.value, one)
-            return draft.op("Cast", found, to=1) if draft.whole(one.value) and not whole else found
-        if isinstance(one, Weight):
-            require_met(layer, one, [step.known(size) for size in sizes(out)], "compares")
-            return one.value(step)
-        return draft.constant(one, "int64" if whole else "float32")
+        if whole and isinstance(one, int):
+            return draft.constant(one, "int64")
+        found = _met(step, layer, one, sizes(out), "compares")
+        return draft.op("Cast", found, to=1) if isinstance(one, Map) and draft.whole(one.value) and not whole else found
 
     found = draft.op(kind, value(a), value(b))
     found = draft.op("Not", found) if other_way else found
@@ -76,16 +73,8 @@ def where(step: Step, layer: str, mask: Map | Weight, x: Either, y: Either) -> t
         )
     wide = together(step, layer, "chooses among", [sizes(one) for one in given])
     (a, of_a), (b, of_b) = (_laid_out(step, layer, one, wide) for one in (x, y))
-    out, known = shaped(step, layer, wide), [step.known(size) for size in wide]
-    here = hidden(step, layer, wide, mask)
-
-    def value(one: Either) -> str:
-        if isinstance(one, Map):
-            return opened(step, one.value, one)
-        if isinstance(one, Weight):
-            require_met(layer, one, known, "chooses")
-            return one.value(step)
-        return draft.constant(float(one))
+    out, here = shaped(step, layer, wide), hidden(step, layer, wide, mask)
+    values = [_met(step, layer, one, wide, "chooses") for one in (a, b)]
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         slope, none, found = opened(step, g, out), draft.constant(0.0), list[str | None]([None] * isinstance(mask, Map))
@@ -97,7 +86,17 @@ def where(step: Step, layer: str, mask: Map | Weight, x: Either, y: Either) -> t
                 one.train(step, each(step, own, one.shape, len(wide)))
         return found
 
-    return filled(step, draft.op("Where", here, value(a), value(b)), out), no_way_back if step.looks else back
+    return filled(step, draft.op("Where", here, *values), out), no_way_back if step.looks else back
+
+
+def _met(step: Step, layer: str, one: Either, wide: Sequence[Size], does: str) -> str:
+    """A value beside maps of the sizes ``wide`` behind the batch, as the layer ``does`` something with both."""
+    if isinstance(one, Map):
+        return opened(step, one.value, one)
+    if isinstance(one, Weight):
+        require_met(layer, one, [step.known(size) for size in wide], does)
+        return one.value(step)
+    return step.draft.constant(float(one))
 
 
 def _laid_out(step: Step, layer: str, one: Either, wide: Sequence[Size]) -> tuple[Either, Pullback | None]:

@@ -11,7 +11,7 @@ from torch.nn import AvgPool2d, MaxPool2d, Module
 
 from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, refused, spread
-from talaria.programs.layers.windows import Tap, Windows
+from talaria.programs.layers.windows import Tap, Windows, covering
 
 _Matrix = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -68,15 +68,10 @@ def adaptive_average(step: Step, layer: str, module: Module, given: Sequence[Map
     wanted, windows = _adaptive(module, x)
     if windows is not None:
         return _average(draft, x, windows)
-    shares = [_under(n, many) / _under(n, many).sum(0) for n, many in zip(x.space, wanted, strict=True)]
+    under = [np.eye(n)[covering(n, many)].max(1).T for n, many in zip(x.space, wanted, strict=True)]
+    shares = [one / one.sum(0) for one in under]
     turned = [one.T for one in shares]
     return Map(_along_each(draft, x.value, shares), x.channels, wanted), lambda g, _: [_along_each(draft, g, turned)]
-
-
-def _under(n: int, many: int) -> _Matrix:
-    """Which of ``n`` places lie under each of ``many`` windows that cover them, (n, many)."""
-    places, cells = np.arange(n)[:, None], np.arange(many)
-    return np.asarray((places >= cells * n // many) & (places < -(-(cells + 1) * n // many)), np.float64)
 
 
 def _along_each(draft: Draft, value: str, matrices: Sequence[_Matrix]) -> str:
@@ -99,12 +94,10 @@ def adaptive_max(step: Step, layer: str, module: Module, given: Sequence[Map]) -
         return _largest(draft, x, windows)
     value, spreads, kernel = x.value, list[_Matrix](), list[int]()
     for axis, (n, many) in enumerate(zip(x.space, wanted, strict=True), 2):
-        under = _under(n, many)
-        first, count = under.argmax(0)[:, None], under.sum(0)[:, None]
-        kernel.append(int(count.max()))
-        places = (first + np.minimum(np.arange(kernel[-1]), count - 1)).astype(int).reshape(-1)
-        value = draft.op("Gather", value, draft.ints(*places.tolist()), axis=axis)
-        spreads.append(np.eye(n)[places])
+        places = covering(n, many)
+        kernel.append(places.shape[1])
+        value = draft.op("Gather", value, draft.ints(*places.reshape(-1).tolist()), axis=axis)
+        spreads.append(np.eye(n)[places.reshape(-1)])
     wide, size = tuple(many * k for many, k in zip(wanted, kernel, strict=True)), tuple(kernel)
     y, pull = _largest(draft, Map(value, x.channels, wide), Windows(wide, size, size, (0,) * len(size)))
 

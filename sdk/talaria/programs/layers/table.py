@@ -103,11 +103,14 @@ def _encoder_layer(
     def fed(given: Any) -> Any:
         return own.dropout2(own.linear2(own.dropout(own.activation(own.linear1(given)))))
 
-    if own.norm_first:
-        x = x + attended(own.norm1(x))
-        return x + fed(own.norm2(x))
-    x = own.norm1(x + attended(x))
-    return own.norm2(x + fed(x))
+    return _in_turn(own, x, (own.norm1, attended), (own.norm2, fed))
+
+
+def _in_turn(own: Any, x: Any, *pairs: tuple[Any, Callable[[Any], Any]]) -> Any:
+    """``x`` through the blocks of a layer, each with its normalization before or behind it."""
+    for norm, block in pairs:
+        x = x + block(norm(x)) if own.norm_first else norm(x + block(x))
+    return x
 
 
 def _encoder(own: Any, x: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
@@ -140,10 +143,7 @@ def _decoder_layer(
     def fed(given: Any) -> Any:
         return own.dropout3(own.linear2(own.dropout(own.activation(own.linear1(given)))))
 
-    x = tgt
-    for norm, block in ((own.norm1, attended), (own.norm2, crossed), (own.norm3, fed)):
-        x = x + block(norm(x)) if own.norm_first else norm(x + block(x))
-    return x
+    return _in_turn(own, tgt, (own.norm1, attended), (own.norm2, crossed), (own.norm3, fed))
 
 
 def _decoder(own: Any, tgt: Any, memory: Any, *args: Any, **named: Any) -> Any:

@@ -11,9 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
+
 from talaria.programs.graph import INT, Draft
+from talaria.tensors import Array
 
 Tap = tuple[int, ...]
+
+
+def covering(n: int, many: int) -> Array:
+    """The places, of ``n``, under each of ``many`` windows that cover them, as torch's adaptive pools lay these: int64
+    (many, longest), where the last place of a shorter window stands several times."""
+    cells = np.arange(many)
+    first, last = cells * n // many, -(-(cells + 1) * n // many) - 1
+    return np.minimum(first[:, None] + np.arange((last - first).max() + 1), last[:, None])
 
 
 @dataclass(frozen=True)
