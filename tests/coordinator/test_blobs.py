@@ -111,6 +111,22 @@ def test_missing_and_misnamed_are_refused(blobs, depot):
     assert digest not in set(blobs.digests())
 
 
+def test_what_is_read_for_the_last_time_is_verified_and_leaves_no_pages_in_memory(tmp_path, monkeypatch):
+    blobs, told = FolderBlobs(tmp_path), []
+    real = os.posix_fadvise
+    monkeypatch.setattr(os, "posix_fadvise", lambda *what: (told.append(what[1:]), real(*what)))
+    data = bytes(range(256)) * 4096
+    digest = blobs.put(data)
+    assert blobs.get(digest) == data
+    assert told == []
+    assert blobs.get(digest, again=False) == data
+    assert told == [(0, 0, os.POSIX_FADV_DONTNEED)]
+    assert blobs.get(digest, again=False) == data, "it is still on disk"
+    (tmp_path / digest[:2] / digest[2:]).write_bytes(data[:-1] + b"?")
+    with pytest.raises(StateError, match="damaged"):
+        FolderBlobs(tmp_path).get(digest, again=False)
+
+
 def test_gc_keeps_what_is_in_use_and_what_is_young(blobs):
     kept, gone = blobs.put(b"kept"), blobs.put(b"gone!")
     assert blobs.gc({kept}, older_s=60) == 0

@@ -339,7 +339,7 @@ class Learning:
     def _updates(self, counted: Sequence[Counted], shared: Tensors) -> Iterator[Update]:
         for entry in counted:
             try:
-                update = self._decoded(self.blobs.get(entry.sha256.hex()), entry.device)
+                update = self._decoded(self.blobs.get(entry.sha256.hex(), again=False), entry.device)
                 self._require_fits(shared, update)
             except BlobLost as error:
                 raise _UnfitError(LeftOut(entry, str(error), liar=False)) from error

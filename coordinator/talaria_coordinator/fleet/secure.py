@@ -223,7 +223,7 @@ class Secure:
                 terms = Terms.decode(data)
                 half = CoordinatorHalf(terms, coordinates_of(self.run), self.authority)
             elif half is not None and device:
-                half.receive(decode(self.blobs.get(data.hex()) if step == words.UPLOAD else data))
+                half.receive(decode(self.blobs.get(data.hex(), again=False) if step == words.UPLOAD else data))
             elif half is not None:
                 self._went_on(half, msgpack.unpackb(data))
         if half is None:

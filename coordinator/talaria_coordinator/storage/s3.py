@@ -63,7 +63,7 @@ class S3Blobs:
     def expect(self, digest: str) -> None:
         self._young.add(digest)
 
-    def get(self, digest: str) -> bytes:
+    def get(self, digest: str, *, again: bool = True) -> bytes:
         path = self._path(digest)
         with self._talking("read"):
             found = self._info(digest)

@@ -137,8 +137,9 @@ class Driver:
         return sent
 
 
-def _slices(data: bytes) -> Callable[[int, int], bytes]:
-    return lambda offset, length: data[offset : offset + length]
+def _slices(data: bytes) -> Callable[[int, int], memoryview]:
+    view = memoryview(data)
+    return lambda offset, length: view[offset : offset + length]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

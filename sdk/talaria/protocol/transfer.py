@@ -110,7 +110,7 @@ class Receiver:
 
 
 def chunk_frames(
-    action: SendChunks, read: Callable[[int, int], bytes], *, known: bool = False
+    action: SendChunks, read: Callable[[int, int], bytes | memoryview], *, known: bool = False
 ) -> Iterator[tuple[str, bytes]]:
     """``(topic, payload)`` of each chunk that ``action`` names; ``read(offset, length)`` gives the bytes.
 

@@ -48,7 +48,7 @@ class Cut:
         offset = index * self.chunk
         return offset, min(self.chunk, self.size - offset)
 
-    def fits(self, index: int, data: bytes) -> bool:
+    def fits(self, index: int, data: bytes | memoryview) -> bool:
         """True where ``data`` is exactly chunk ``index``."""
         _, length = self.place(index)
         return len(data) == length and hashlib.sha256(data).digest() == self.hashes[32 * index : 32 * index + 32]

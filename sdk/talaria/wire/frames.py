@@ -83,12 +83,12 @@ _KEYS = {
 }
 
 
-def encode_frame(header: Header, payload: bytes, signer: Signer | None = None) -> bytes:
+def encode_frame(header: Header, payload: bytes | memoryview, signer: Signer | None = None) -> bytes:
     """The bytes of one frame, signed where a ``signer`` is given. Raises :class:`TooLarge` beyond 1 MiB."""
     if len(payload) > MAX_PAYLOAD:
         raise TooLarge(f"frame: payload of {len(payload)} bytes is above {MAX_PAYLOAD}; send it in chunks")
     plain = _pack(header, len(payload), b"")
-    head = plain if signer is None else _pack(header, len(payload), signer.sign(plain + payload))
+    head = plain if signer is None else _pack(header, len(payload), signer.sign(b"".join((plain, payload))))
     if len(head) > MAX_HEADER:
         raise TooLarge(f"frame: header of {len(head)} bytes is above {MAX_HEADER}; shorten the names")
     begin = MAGIC + struct.pack("<H", len(head)) + head

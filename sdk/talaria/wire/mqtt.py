@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -328,6 +329,8 @@ class _Session:
         self._batches: dict[int, tuple[str, ...]] = {}
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._ending = False
+        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._woken = False
         self._complaint = ""
         self.largest: int | None = None
         client.enable_logger(_Errors(self))
@@ -444,11 +447,25 @@ class _Session:
         self.lost.set(reason)
         self._moved.set()
 
+    def _take_post(self) -> None:
+        self._woken = False  # first: what comes from now on wakes again
+        try:
+            while self._posted:
+                what, args = self._posted.popleft()
+                what(*args)
+        finally:
+            if self._posted:
+                self._loop.call_soon(self._take_post)
+
     # -- called in the network thread --
 
     def _post(self, what: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(what, *args)
+        """Have the event loop do this, in the order of the calls; it is woken once for all that waits."""
+        self._posted.append((what, args))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(self._take_post)
 
     def subscribe(self, filters: tuple[str, ...]) -> list[int]:
         """Ask for these, in packets that any broker takes, whose numbers are returned; the broker then tells what it

@@ -151,8 +151,12 @@ def _piece(cut: Cut) -> int:
 
 def _asked(t: Turn) -> int:
     """Bytes that open uploads are asked for and that are not here; of each that is not whole one chunk at least."""
-    open_ones = (upload.receiver for upload in t.state.uploads.values() if not upload.receiver.whole)
-    return sum(max(1, len(one.asked)) * _piece(one.cut) for one in open_ones)
+    asked = 0
+    for upload in t.state.uploads.values():  # a plain loop: it is gone through with each chunk
+        cut, many = upload.receiver.cut, len(upload.receiver.asked)
+        if many or not upload.receiver.whole:
+            asked += max(1, many) * _piece(cut)
+    return asked
 
 
 def _credit(t: Turn, receiver: Receiver) -> int:
