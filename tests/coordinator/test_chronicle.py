@@ -109,6 +109,25 @@ def test_a_fleets_story_is_told_from_its_audit_log(lived, capsys, monkeypatch):
     assert "anna, bela, carl come" in lines[2]
     assert lines[9].endswith("carl leaves for good: <sold>")
     assert "\x1b" not in "".join(lines)
+    assert "the run goes on for 1 round more, to round 7" in lines[10]
+    assert "; 3 members (3 came, 1 left for good, 1 came back); 2 warm starts; 2 trials, " in lines[0]
+
+
+def test_one_of_a_kind_is_told_as_one():
+    events = [
+        {"kind": kind, "at": float(at), "device": "anna", **facts}
+        for at, (kind, facts) in enumerate([
+            ("device-joined", {}), ("roster-fixed", {"roster": ["anna"]}), ("round-closed", {"round": 1}),
+            ("run-followed", {"rounds": 2, "tried_by": ["anna"]}),
+            ("canary-passed", {"asked": 1, "answered": 1, "refused": 0}),
+        ])
+    ]  # fmt: skip
+    head, *lines = report.lines("watch", chronicle(events)).splitlines()
+    assert "1 round from" in head
+    assert "; 1 member (1 came, " in head
+    assert "; 1 warm start; 1 trial, 1 passed" in head
+    assert ["1 member  " in line for line in lines] == [True] * 3
+    assert "of 1 gate 1 answered and 0 refused" in lines[-1]
 
 
 def test_the_page_shows_each_moment_and_says_nothing_that_strangers_wrote_as_html(lived, tmp_path, capsys, monkeypatch):

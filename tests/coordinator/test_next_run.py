@@ -66,9 +66,9 @@ def test_what_privacy_has_cost_is_not_forgotten_by_another_run_nor_by_one_that_i
 
 @pytest.fixture
 def tried(tmp_path):
-    """A fleet whose second run is tried by two members, and what makes gates answer."""
+    """A fleet whose second run is tried by all four members, and what makes gates answer."""
     run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=2)
-    config = FleetConfig(name="watch", run=run, state=tmp_path, members=MEMBERS, canary=Canary(share=0.5, rounds=1))
+    config = FleetConfig(name="watch", run=run, state=tmp_path, members=MEMBERS, canary=Canary(share=1.0, rounds=1))
     blobs = FolderBlobs(tmp_path / "blobs")
     with Store(tmp_path / "coordinator.db") as store:
         store.enter("watch", run.to_json(), *learning_of(config, run, blobs).first())
@@ -88,15 +88,21 @@ def tried(tmp_path):
         yield store, run, answer, give
 
 
-def test_gates_that_have_all_refused_call_a_run_off_though_their_round_is_never_committed(tried):
+def test_gates_that_have_refused_enough_call_a_run_off_though_their_round_is_never_committed(tried):
     store, run, answer, _ = tried
-    one, other = store.fleet("watch").life.canary["members"]
-    answer([one], deployed=False)
-    assert judge(store.fleet("watch"), store) is None  # the other one may let it pass
-    answer([other], deployed=False)
-    assert judge(store.fleet("watch"), store) == {"called_off": True, "asked": 2, "answered": 2, "refused": 2}
+    answer(["anna"], deployed=False)
+    assert judge(store.fleet("watch"), store) is None  # the other three may let it pass
+    answer(["bela"], deployed=False)
+    assert judge(store.fleet("watch"), store) == {"called_off": True, "asked": 4, "answered": 2, "refused": 2}
     fleet = store.fleet("watch")
     assert (fleet.run, fleet.status, fleet.life.canary) == (run.to_json(), "running", {})
+
+
+def test_a_run_that_fewer_try_than_the_rule_folds_is_called_off(tried):
+    store, _, answer, _ = tried
+    answer(["anna"], deployed=False)
+    assert judge(store.fleet("watch"), store, least=3) is None
+    assert judge(store.fleet("watch"), store, least=4)["called_off"]
 
 
 def test_a_round_of_a_refused_run_that_is_open_still_ends_first(tried):

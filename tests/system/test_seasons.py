@@ -78,19 +78,8 @@ def test_a_run_that_gates_let_pass_goes_on_with_all(fleet, a_run):
     assert tried in {item["device"] for item in told if item["event"] == "deployed"}
 
 
-def test_a_run_whose_rounds_fail_when_its_gates_have_refused_is_called_off(tmp_path, a_run, monkeypatch):
-    real = Learner.learn
-
-    def astray(learner, round, *rest):
-        if learner.run.follows and round == 3:
-            raise DataError("what was learned cannot be sent")
-        return real(learner, round, *rest)
-
-    monkeypatch.setattr(Learner, "learn", astray)
-    monkeypatch.setattr(
-        gate, "decide", lambda new, old, *rest, **more: gate.Decision(old is None, "for the test", old is not None)
-    )
-    one = House(tmp_path, a_run("fedper", rounds=1), stay=True, canary=Canary(share=0.4, rounds=1))
+def tried_and_called_off(one, tmp_path, then):
+    """A first run that three devices serve, a second one that is tried and called off, and ``then``."""
 
     async def serving():
         await one.serve()
@@ -106,13 +95,8 @@ def test_a_run_whose_rounds_fail_when_its_gates_have_refused_is_called_off(tmp_p
         ]
         while len(one.of("deployed")) < 3:
             await asyncio.sleep(0.02)
-        order = Order("next", rounds=3)
-        await one.services[-1].order(order)
-        off = await one.told_of("canary")
-        assert (off["called_off"], off["asked"], off["answered"], off["refused"]) == (True, 2, 2, 2)
-        await one.told_of("done", round=2)  # with the run before in force again
-        while len(one.of("kept")) < 4:  # as gates, and as those who serve that run again
-            await asyncio.sleep(0.02)
+        await one.services[-1].order(Order("next", rounds=3))
+        await then(await one.told_of("canary"))
         one.services[-1].stop()
         await work.pop(0)
         for task in work:
@@ -122,11 +106,55 @@ def test_a_run_whose_rounds_fail_when_its_gates_have_refused_is_called_off(tmp_p
 
     try:
         run_all(story())
-        fleet_ = one.store.fleet("watch")
-        assert (fleet_.status, fleet_.round) == ("done", 2)
-        assert Run.from_json(fleet_.run).identity == one.run.identity
+        return one.store.fleet("watch")
     finally:
         one.close()
+
+
+def test_a_run_whose_rounds_fail_when_its_gates_have_refused_is_called_off(tmp_path, a_run, monkeypatch):
+    real = Learner.learn
+
+    def astray(learner, round, *rest):
+        if learner.run.follows and round == 3:
+            raise DataError("nothing can be learned")
+        return real(learner, round, *rest)
+
+    monkeypatch.setattr(Learner, "learn", astray)
+    monkeypatch.setattr(
+        gate, "decide", lambda new, old, *rest, **more: gate.Decision(old is None, "for the test", old is not None)
+    )
+    one = House(tmp_path, a_run("fedper", rounds=1), stay=True, canary=Canary(share=0.4, rounds=1))
+
+    async def then(off):
+        assert (off["called_off"], off["asked"], off["answered"], off["refused"]) == (True, 2, 2, 2)
+        await one.told_of("done", round=2)  # with the run before in force again
+        while len(one.of("kept")) < 4:  # as gates, and as those who serve that run again
+            await asyncio.sleep(0.02)
+
+    fleet_ = tried_and_called_off(one, tmp_path, then)
+    assert (fleet_.status, fleet_.round) == ("done", 2)
+    assert Run.from_json(fleet_.run).identity == one.run.identity
+
+
+def test_a_run_with_which_the_training_of_one_diverges_is_called_off_though_no_round_of_it_is_committed(
+    tmp_path, a_run, monkeypatch
+):
+    real, astray = Learner._require_sound, []
+
+    def spoiled(learner, shared, data):
+        if learner.run.follows and not astray:
+            astray.append(learner.config.device)
+        real(learner, shared, b"" if learner.run.follows and learner.config.device in astray else data)
+
+    monkeypatch.setattr(Learner, "_require_sound", spoiled)
+    one = House(tmp_path, a_run("fedper", rounds=1), stay=True, quorum=1.0, canary=Canary(share=0.4, rounds=1))
+
+    async def then(off):
+        assert (off["called_off"], off["asked"], off["answered"], off["refused"]) == (True, 2, 1, 1)
+
+    fleet_ = tried_and_called_off(one, tmp_path, then)
+    assert (fleet_.round, fleet_.life.canary) == (1, {})
+    assert Run.from_json(fleet_.run).identity == one.run.identity
 
 
 def test_members_that_are_away_for_a_season_are_not_waited_for_and_come_back(fleet, a_run):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from talaria_coordinator.fleet.chronicle import KINDS, Chronicle, Moment, chronicle, day
+from talaria_coordinator.fleet.chronicle import KINDS, Chronicle, Moment, chronicle, day, some
 
 Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings.")]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 250, 34, 12, 44, 26
@@ -72,9 +72,9 @@ def summary(found: Chronicle) -> str:
     f = found.facts()
     owners = f", {f['left_by_owner']} of them by their owner's hand" if f["left_by_owner"] else ""
     return (
-        f"{f['rounds']} rounds from {day(found.begin)} to {day(found.end)}; {f['members']} members "
+        f"{some(f['rounds'], 'round')} from {day(found.begin)} to {day(found.end)}; {some(f['members'], 'member')} "
         f"({f['joined']} came, {f['retired']} left for good{owners}, {f['readmitted']} came back); "
-        f"{f['warm_starts']} warm starts; {f['trials']} trials, {f['trials_passed']} passed, "
+        f"{some(f['warm_starts'], 'warm start')}; {some(f['trials'], 'trial')}, {f['trials_passed']} passed, "
         f"{f['trials_called_off']} called off; "
         f"restored {_times(f['restores'])}, paused {_times(f['pauses'])}."
     )
@@ -86,7 +86,9 @@ def _times(count: int) -> str:
 
 def lines(fleet: str, found: Chronicle) -> str:
     """The story as text, a line for each moment."""
-    told = [f"{day(m.at)}  round {m.round:>5}  {m.members:>5} members  {_plain(m.text)}" for m in found.moments]
+    told = [
+        f"{day(m.at)}  round {m.round:>5}  {some(m.members, 'member'):>13}  {_plain(m.text)}" for m in found.moments
+    ]
     return "\n".join((f"fleet {fleet}: {summary(found)}", *told))
 
 

@@ -122,7 +122,7 @@ def _told(event: Event) -> tuple[str, str]:
         case "released":
             return "join", f"{device} is let in again"
         case "run-extended":
-            return "extend", f"the run goes on for {event['by']} rounds more, to round {event['rounds']}"
+            return "extend", f"the run goes on for {some(event['by'], 'round')} more, to round {event['rounds']}"
         case "run-followed":
             grown = f"; {', '.join(event['grown'])} grow" if event.get("grown") else ""
             tried = event.get("tried_by", ())
@@ -149,7 +149,16 @@ def _told(event: Event) -> tuple[str, str]:
 
 
 def _gates(event: Event) -> str:
-    return f"of {event['asked']} gates {event['answered']} answered and {event['refused']} refused"
+    return f"of {some(event['asked'], 'gate')} {event['answered']} answered and {event['refused']} refused"
+
+
+def some(count: int, what: str) -> str:
+    """So many of something, as people say it.
+
+    >>> some(1, "round"), some(2, "round")
+    ('1 round', '2 rounds')
+    """
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def day(at: float | str) -> str:

@@ -138,24 +138,36 @@ def _tried_by(config: FleetConfig, canary: Canary, fleet: Fleet, run: Run) -> di
     return {"members": members, "gate": gate, "refused": canary.refused, "identity": run.identity, **back}
 
 
-def judge(fleet: Fleet, store: Store, *, by_order: bool = False) -> dict[str, Any] | None:
+def gates(fleet: Fleet, store: Store) -> dict[str, bool]:
+    """What the gates of those who try a run have said of it, by device: whether they let it pass."""
+    tried = fleet.life.canary
+    if not tried:
+        return {}
+    said = {d.device: d.profile.get("gate") for d in store.devices(fleet.name) if d.device in tried["members"]}
+    mine = {name: g for name, g in said.items() if isinstance(g, dict) and g.get("run") == tried["identity"][:16]}
+    return {name: gate.get("deployed") is True for name, gate in mine.items()}
+
+
+def judge(fleet: Fleet, store: Store, *, least: int = 1, by_order: bool = False) -> dict[str, Any] | None:
     """Once the gates of those who try a run were asked: let it go on with all, or call it off; what came of it, None
-    while it is tried. It is called off before the gates' round is committed where all of them have refused enough (what
-    learns so badly may never commit one), and at once ``by_order``."""
+    while it is tried. It is called off before the gates' round is committed where so many have refused that the others
+    cannot save it, or are fewer than the ``least`` that the rule folds (what learns so badly may never commit one), and
+    at once ``by_order``."""
     tried = fleet.life.canary
     if not tried:
         return None
-    said = [device.profile.get("gate") for device in store.devices(fleet.name) if device.device in tried["members"]]
-    mine = [gate for gate in said if isinstance(gate, dict) and gate.get("run") == tried["identity"][:16]]
-    no = sum(gate.get("deployed") is not True for gate in mine)
-    off = by_order or not mine or no > tried["refused"] * len(mine)
+    said, members = gates(fleet, store), len(tried["members"])
+    no = len(said) - sum(said.values())
+    off = by_order or not said or no > tried["refused"] * len(said)
+    lost = no > tried["refused"] * members or members - no < least
     early = fleet.round < tried["gate"] and not by_order
     still = store.open_attempts(fleet.name)
-    if early and (still or not off or len(mine) < len(tried["members"])):
+    if early and (still or not lost):
         return None  # a round of the run that is open, as after a crash, ends first
+    off = off or early
     for row in still if by_order else ():
         store.fail_attempt(fleet.name, row.attempt, "called off with the run")
-    facts = {"asked": len(tried["members"]), "answered": len(mine), "refused": no}
+    facts = {"asked": members, "answered": len(said), "refused": no}
     old = Run.from_json(tried["run"], allow=None)
     # The rounds that were learned meanwhile count on, though nothing of them stays.
     back = replace(old, rounds=min(MOST_ROUNDS, old.rounds + fleet.round - fleet.life.began)) if off else None

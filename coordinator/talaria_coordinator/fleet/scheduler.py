@@ -24,6 +24,7 @@ from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.aggregation import Learning, LeftOut, Made, NothingLeft, passing
 from talaria_coordinator.fleet.hands import AGAIN_S, Hands
+from talaria_coordinator.fleet.life import gates
 from talaria_coordinator.fleet.notices import Folded, FoldFailed
 from talaria_coordinator.fleet.secure import Secure
 from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
@@ -260,7 +261,8 @@ class Conductor:
 
     def _trying(self, roster: tuple[str, ...], state: CoordinatorState, now: float) -> tuple[str, ...]:
         """Those of the roster who try the run. Whoever of them left for good, was shut out or has been away for a good
-        while gives its place to another that is here: a trial by nobody would never end."""
+        while gives its place to another that is here: a trial by nobody would never end. Who has refused the run is
+        asked no more: it has said what there is to say, and one whose training diverges would let each round fail."""
         mine = set(self.fleet.life.canary["members"])
         away = {name for name in mine if _is_away(state, name, now)}
         stay = (mine & set(roster)) - self._shut_out - away
@@ -271,7 +273,8 @@ class Conductor:
             self.store.replace_canary(self.config.name, sorted(mine))
             self.refresh()
             self._hands.tell("canary-members", members=sorted(mine))
-        return tuple(name for name in roster if name in mine)
+        said = gates(self.fleet, self.store)
+        return tuple(name for name in roster if name in mine and said.get(name, True))
 
     def _fix(self, roster: tuple[str, ...]) -> None:
         self.store.set_roster(self.config.name, roster)

@@ -458,7 +458,7 @@ class Service:
     def _is_called_off(self, *, by_order: bool = False) -> bool:
         """Whether the run that some devices try is called off by their gates, or by order; then all begins anew as it
         was before."""
-        found = judge(self._conductor.fleet, self.store, by_order=by_order)
+        found = judge(self._conductor.fleet, self.store, least=self.config.draw.least, by_order=by_order)
         if found is None:
             return False
         self._conductor.refresh()

@@ -36,7 +36,7 @@ from talaria_edge.agent.goodbye import Parting
 from talaria_edge.agent.incoming import Incoming
 from talaria_edge.agent.misfits import misfits
 from talaria_edge.agent.planning import planned
-from talaria_edge.agent.training import Learner, Narrow, equipped
+from talaria_edge.agent.training import Diverged, Learner, Narrow, equipped
 from talaria_edge.agent.training_window import Left, TrainingWindow
 from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
@@ -386,6 +386,8 @@ class Agent:
             await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, str(error)))
             return
         except Exception as error:  # noqa: BLE001 - see _give_up
+            if isinstance(error, Diverged):
+                self._vote(learner.run, False)
             await self._give_up(action.attempt, error)
             return
         job = self._state.job
@@ -421,11 +423,13 @@ class Agent:
         has no voice."""
         found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
         self._tell_of_deployment(found)
-        if found.get("worse") is None:
-            return
-        gate_said = {"run": learner.run.identity[:16], "deployed": not found["worse"]}
-        profile = json.dumps({**self.config.profile, "gate": gate_said}).encode()
-        self._half = replace(self._half, profile=profile)
+        if found.get("worse") is not None:
+            self._vote(learner.run, not found["worse"])
+
+    def _vote(self, run: Run, passes: bool) -> None:
+        """Say in this device's birth whether it would serve ``run``, which counts while the fleet tries it."""
+        said = {"run": run.identity[:16], "deployed": passes}
+        self._half = replace(self._half, profile=json.dumps({**self.config.profile, "gate": said}).encode())
         if self._state.linked:
             self._feed(e.Connected(time.monotonic()))
 

@@ -42,6 +42,10 @@ class Narrow(TalariaError):  # noqa: N818 - it says what is
     """What is on flash of the global model is not enough for this device; it is fetched whole."""
 
 
+class Diverged(DataError):  # noqa: N818 - it says what is
+    """What was learned is nothing that a coordinator takes: training went astray."""
+
+
 @dataclass(frozen=True)
 class Learner:
     """One device's learning, over its own store and data."""
@@ -149,13 +153,13 @@ class Learner:
 
     def _require_sound(self, shared: Tensors, data: bytes) -> None:
         """Nothing leaves that the coordinator would refuse, and shut this device out for: training that went astray,
-        on a global model that a liar spoiled, costs a round and not the place in the fleet."""
+        on a global model that a liar spoiled, costs a round and not the place in the fleet (:class:`Diverged`)."""
         schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
         try:
             sent = codec.decode_update(data, schema=schema, layout=layout, client=self.config.device)
             rounds.require_update(self.run, shared, sent)
         except (WireError, AggregationError) as error:
-            raise DataError(f"what was learned cannot be sent: {error}") from error
+            raise Diverged(f"what was learned cannot be sent: {error}") from error
 
     def _settle(self, after: int | None) -> None:
         """A round that was staged before this one is over, with us or without, and comes into force. Asynchronously
