@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from talaria import durable, tasks, time
-from talaria.errors import TalariaError, TransportError, WireError
+from talaria.errors import TalariaError, TransportError, WireError, some_of
 from talaria.federated import rounds
 from talaria.federated.kit import open_kit
 from talaria.federated.run import Run
@@ -226,5 +226,18 @@ def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Fi
         kit = config.kit
         yield judged("kit of the run", "is this run's", lambda: open_kit(kit).require(run))
     if data is not None:
-        learned = f"can be learned from ({tasks.of(run.task).name})"
-        yield judged("samples", learned, lambda: checked(data, run.spec.input_shape, run.spec.classes, run.task))
+        yield _samples(data, run)
+
+
+def _samples(data: DeviceData, run: Run) -> Finding:
+    try:
+        fits = checked(data, run.spec.input_shape, run.spec.classes, run.task)
+    except TalariaError as error:
+        return Finding("samples", "wrong", str(error))
+    if fits.aside:
+        return Finding(
+            "samples",
+            "note",
+            f"the run has no class for labels in {some_of(fits.aside, 6)}; the others are learned from",
+        )
+    return Finding("samples", "ok", f"can be learned from ({tasks.of(run.task).name})")

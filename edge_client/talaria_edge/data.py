@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from talaria.foreign import shown
 from talaria.tensors import Array
 from talaria.types import Samples
 
+logger = logging.getLogger(__name__)
+
 LIMIT = 4 << 30
 """Bytes of arrays that one device may hold."""
 
@@ -33,6 +36,11 @@ class DeviceData:
     """Numbers about the samples that the operator is told with each update, such as how far they have drifted."""
     unlabelled: Array | None = field(default=None, repr=False)
     """Inputs float32 (N, ...) that nobody has labelled: BatchNorm is calibrated on them beside those of ``train``."""
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict, repr=False)
+    """By part (``train``, ``val``, ``test``) the file that each sample is from, where a folder of files is the source:
+    one whose label the run has no place for is set aside, and the others are learned from."""
+    aside: tuple[str, ...] = ()
+    """The files from which :func:`checked` set samples aside."""
 
 
 @runtime_checkable
@@ -246,11 +254,13 @@ def checked(
 ) -> DeviceData:
     """``data`` where a model of this shape can learn ``task`` from it; targets of a regression become float32.
 
-    Raises :class:`~talaria.errors.DataError` for an empty part, a single class, another shape, or labels out of
-    range; NaN and infinity are refused by :class:`~talaria.types.Samples` already.
+    Where it is known which file each sample is from, those whose labels are out of range are set aside, and the log
+    names the files. Raises :class:`~talaria.errors.DataError` for an empty part, a single class, another shape, or
+    labels out of range; NaN and infinity are refused by :class:`~talaria.types.Samples` already.
     """
     goal = tasks.of(task)
     data = _as_numbers(data) if goal.name == "regression" else data
+    data = _set_aside(data, lambda y: goal.require("data:", y, classes))
     require_learnable(data, task)
     for name, part in (("train", data.train), ("val", data.val), ("test", data.test)):
         if part is None or len(part) == 0:
@@ -268,6 +278,38 @@ def checked(
             raise DataError(f"data: unlabelled holds {size} bytes, more than {LIMIT}; give the latest windows alone")
         require_inputs("data: unlabelled", data.unlabelled, tuple(input_shape))
     return data
+
+
+def _set_aside(data: DeviceData, require: Callable[[Array], None]) -> DeviceData:
+    """``data`` without the samples whose label alone is refused, unless that is each of them."""
+    parts = {name: part for name in data.files if (part := getattr(data, name)) is not None}
+    odd = {name: _refused(part.y, require) for name, part in parts.items()}
+    found = {data.files[name][row] for name, rows in odd.items() for row in np.flatnonzero(rows).tolist()}
+    if not found or all(rows.all() for rows in odd.values()):
+        return data
+    aside = tuple(sorted(found))
+    logger.warning(
+        "data: the run has no class for the label of some samples in %s, and they are not learned from; correct these "
+        "files, or take the labels back", some_of(aside, 6),
+    )  # fmt: skip
+    stay = {name: np.flatnonzero(~rows) for name, rows in odd.items()}
+    files = {name: [data.files[name][row] for row in rows.tolist()] for name, rows in stay.items()}
+    kept = {name: part.take(stay[name]) for name, part in parts.items()}
+    return replace(data, **kept, files=files, aside=aside)
+
+
+def _refused(y: Array, require: Callable[[Array], None]) -> Array:
+    """Which rows of ``y`` are refused one by one, bool (N,)."""
+    odd = np.zeros(len(y), bool)
+    try:
+        require(y)
+    except DataError:
+        for row in range(len(y)):
+            try:
+                require(y[row : row + 1])
+            except DataError:
+                odd[row] = True
+    return odd
 
 
 def _as_numbers(data: DeviceData) -> DeviceData:

@@ -43,6 +43,33 @@ def test_a_new_folder_is_there_to_be_filled(tmp_path):
         require_learnable(found)
 
 
+def test_a_window_whose_label_the_run_has_no_class_for_is_set_aside_and_named(tmp_path, clock, caplog):
+    folder = tmp_path / "windows"
+    for i in range(12):
+        window(folder, f"w{i}", clock[0] - 30 + i, [i % 3], split=[int(i >= 9)])
+    window(folder, "seven", clock[0], [7, 2], rows=2, split=[0, 0])
+    window(folder, "below", clock[0], [-3], split=[1])
+    loaded = FolderSource(folder).load()
+    found = checked(loaded, SHAPE, 3)
+    assert found.train.y.tolist() == [*([0, 1, 2] * 3), 2]
+    assert found.val.y.tolist() == [0, 1, 2]
+    assert found.aside == ("below.npz", "seven.npz")
+    assert "has no class for the label of some samples in below.npz, seven.npz" in caplog.text
+    assert checked(loaded, SHAPE, 8).aside == ("below.npz",)  # a run with more classes has a place for it
+    with pytest.raises(DataError, match=r"one class for each step"):
+        checked(loaded, SHAPE, 3, "per_step")  # none fits: another task, and no fault of one file
+
+
+def test_steps_and_several_labels_are_set_aside_by_their_file_too(tmp_path, clock):
+    for task, good, odd in (("per_step", [0, 2, -1], [0, 5, 1]), ("multilabel", [0, 1, 1], [0, 2, 0])):
+        folder = tmp_path / task
+        for i in range(4):
+            window(folder, f"w{i}", clock[0] - 30 + i, [good], split=[int(i == 3)])
+        window(folder, "odd", clock[0], [odd], split=[0])
+        found = checked(FolderSource(folder).load(), SHAPE, 3, task)
+        assert (len(found.train), len(found.val), found.aside) == (3, 1, ("odd.npz",))
+
+
 def test_what_is_whole_is_read_and_what_is_labelled_is_learned(tmp_path, clock):
     folder = tmp_path / "windows"
     for i in range(30):

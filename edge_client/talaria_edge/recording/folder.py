@@ -75,7 +75,7 @@ class FolderSource:
         late = self.queue.read()
         given = [self._labels(one, late) for one in windows]
         held = _held_out([one.name for one in windows])
-        parts: list[tuple[list[Array], list[Any]]] = [([], []), ([], []), ([], [])]
+        parts: list[tuple[list[Array], list[Any], list[str]]] = [([], [], []) for _ in recorded.PARTS]
         unlabelled: list[Array] = []
         for one, labels in zip(windows, given, strict=True):
             for row, label in enumerate(labels):
@@ -86,14 +86,16 @@ class FolderSource:
                 elif label is not None:
                     parts[part][0].append(one.x[row])
                     parts[part][1].append(label)
+                    parts[part][2].append(f"{one.name}.npz")
         empty = np.zeros((0, *(windows[0].x.shape[1:] if windows else (1,))), np.float32)
-        whole = all(isinstance(label, int) for _, labels in parts for label in labels)
+        whole = all(isinstance(label, int) for _, labels, _ in parts for label in labels)
         train, val, test = (
             Samples(np.stack(x), _targets(y)) if x else Samples(empty, np.zeros(0, np.int64 if whole else np.float32))
-            for x, y in parts
+            for x, y, _ in parts
         )
         rest = np.stack(unlabelled) if unlabelled else None
-        return DeviceData(train, val, test if len(test) else None, self._drift(windows, given), rest)
+        files = {name: held for name, (_, _, held) in zip(recorded.PARTS, parts, strict=True)}
+        return DeviceData(train, val, test if len(test) else None, self._drift(windows, given), rest, files)
 
     def record(self, x: Any, y: Label | None = None) -> str:
         """Keep one window ``x`` (the model's input shape, or a dict of its named inputs), with its label where it is
