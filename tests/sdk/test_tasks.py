@@ -144,6 +144,18 @@ def test_what_a_device_scales_by_stays_on_it_and_does_not_move_with_its_data() -
     assert after["targets/mean"] == private["targets/mean"]
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_client_with_so_few_numbers_that_none_is_left_to_validate_takes_part(width: int) -> None:
+    """Clients of 3 samples have none of 10 % to validate with, in a simulation and in a folder that begins to fill."""
+    draw = np.random.default_rng(0)
+    x, client = draw.normal(size=(43, 4)), np.repeat(["anna", "bela"], [3, 40])
+    y = x[:, :width] if width > 1 else x[:, 0]
+    found = talaria.simulate(
+        "fedavg", talaria.data.Federated.from_arrays(x, y, client, task="regression"), "mlp", rounds=1
+    )
+    assert set(found.clients) == {"anna", "bela"}
+
+
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
 def test_where_zero_means_something_the_mean_of_a_few_labels_is_not_taken_for_a_fact(engine: Any) -> None:
     draw = np.random.default_rng(0)
@@ -214,6 +226,12 @@ def test_a_class_for_each_step_of_a_sequence() -> None:
 def test_what_does_not_fit_a_task_is_refused_at_once(words: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         talaria.simulate(**{"algorithm": "fedavg", "data": made("regression"), "rounds": 1, **words})
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_whose_training_diverged_is_named(engine: Any) -> None:
+    with pytest.raises(ConfigError, match=r"update of '\w+': tensor .* NaN or infinity, .*; lower the learning rate"):
+        talaria.simulate("fedavg", made("multilabel"), "mlp", rounds=3, recipe={"lr": 1e30}, engine=engine)
 
 
 def test_targets_that_do_not_fit_are_refused() -> None:

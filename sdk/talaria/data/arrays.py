@@ -9,7 +9,7 @@ import numpy as np
 from talaria import inputs, recorded, tasks
 from talaria.data.federated import Client, Federated
 from talaria.data.partition import stratified
-from talaria.errors import ConfigError, DataError
+from talaria.errors import ConfigError, DataError, some_of
 from talaria.recorded import Recorded
 from talaria.types import Samples
 
@@ -45,7 +45,8 @@ def load(
     **Several named inputs**, ``x_NAME`` in the file, stand side by side as (N, numbers) and keep their layout; floats
     are z-scored by the channels of each, tokens (whole numbers) and masks (bool) stay as they are.
 
-    **Labels** may be any integers, or text: they become 0..C-1 in their order and keep their names. Clients too may
+    **Labels** may be any integers, or text: they become 0..C-1 in their order and keep their names. What stands for a
+    label that is not known (an empty text, NaN, -1 beside classes from 0 up) is refused. Clients too may
     be numbers or text; without them all samples are one client's.
 
     **Split.** Without one, each client's samples are cut at random, alike for each label: ``test`` of them test,
@@ -91,10 +92,12 @@ def federated(
     x, done = (_numbers(raw.x), "named inputs") if raw.parts else _oriented(_numbers(raw.x), layout)
     labels, y = _targets(recorded.targets(raw), task)
     cuts = cut(raw, tasks.of(task).strata(y), validation=validation, test=test, seed=seed)
-    for who, (train, _, tests, _) in cuts.items():
-        for part, index, value in (("training", train, 0), ("test", tests, 2)):
-            if not len(index):
-                raise DataError(f"data: {who} has no {part} sample (split={value}); give it one, or drop the client")
+    for part, at, value in (("training", 0, 0), ("test", 2, 2)):
+        _require_none(
+            [who for who, rows in cuts.items() if not len(rows[at])],
+            f"no {part} sample (split={value})",
+            "give {} one, or ",
+        )
     scaling: dict[str, Any] = {"scaled": "divided by 255" if raw.x.dtype == np.uint8 else "as given"}
     if raw.x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(255)
@@ -125,10 +128,12 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
     name = tasks.of(task).name
     if name == tasks.CLASSIFICATION:
         if y.ndim != 1:
+            mend = ", or write y.argmax(1) where each row marks one class" if y.shape[1] > 1 else ", or write y[:, 0]"
             raise DataError(
                 f"data: y has shape {y.shape}, and classification takes one class for each, (N,); name the task of "
-                "these targets (task='regression', 'multilabel' or 'per_step')"
+                f"these targets (task='regression', 'multilabel' or 'per_step'){mend}"
             )
+        _require_known(y)
         labels, classes = np.unique(y if y.dtype.kind in "US" else recorded.whole(y, "y"), return_inverse=True)
         if len(labels) < 2:
             raise DataError(f"data: y holds one class only, {labels[0]}; a classifier needs at least two")
@@ -153,6 +158,25 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
                         "with -1 for padding")  # fmt: skip
     count = y.shape[1] if name == "multilabel" else int(whole.max()) + 1
     return tuple(f"label-{k}" for k in range(count)), whole
+
+
+def _require_known(y: Array) -> None:
+    """Raise :class:`DataError` where a sample has no label: an empty text, NaN, or -1 beside classes from 0 up. It
+    would be learned as a class of its own."""
+    if y.dtype.kind in "US":
+        missing = y == y.dtype.type()
+    elif y.dtype.kind == "f":
+        missing = np.isnan(y)
+    else:
+        missing = np.zeros(len(y), bool)
+    said, mend = "empty" if y.dtype.kind in "US" else "NaN", ""
+    if not missing.any() and y.dtype.kind in "if" and (y == 0).any() and y.min() == -1:
+        missing, said, mend = y == -1, "-1", "; where -1 is a class, write y + 1, or names"
+    if missing.any() and not (said == "NaN" and missing.all()):
+        raise DataError(
+            f"data: y[{int(missing.argmax())}] is {said}, a sample without a label, as {int(missing.sum())} are; give "
+            f"them split={recorded.UNLABELLED}, or drop them{mend}"
+        )
 
 
 def _client(x: Array, y: Array, rows: tuple[Array, Array, Array, Array]) -> Client:
@@ -220,12 +244,16 @@ def cut(
     else:
         names, numbers, rows = recorded.clients(raw.client)
     out, rest = {}, np.zeros(0, np.int64)
+    if raw.split is None:
+        counts = np.bincount(rows, minlength=len(names))
+        _require_none(
+            [name for name, count in zip(names, counts, strict=True) if count < 2],
+            "1 sample, need at least 2 (one to train, one to test)",
+        )  # fmt: skip
     for place, name in enumerate(names):
         own = np.flatnonzero(rows == place)
         rng = np.random.default_rng([seed, int(numbers[place])])
         if raw.split is None:
-            if len(own) < 2:
-                raise DataError(f"data: {name} has 1 sample, need at least 2 (one to train, one to test); drop it")
             train, val, tests = (own[i] for i in stratified(y[own], validation, test, rng))
         else:
             train, val, tests, rest = (own[raw.split[own] == part] for part in (0, 1, 2, recorded.UNLABELLED))
@@ -234,6 +262,16 @@ def cut(
                 train, val = train[kept], train[held]
         out[name] = (train, val, tests, rest)
     return out
+
+
+def _require_none(clients: list[str], has: str, mend: str = "") -> None:
+    """Raise :class:`DataError` where there are any such clients, with all their names."""
+    if len(clients) == 1:
+        raise DataError(f"data: {clients[0]} has {has}; {mend.format('it')}drop the client")
+    if clients:
+        raise DataError(
+            f"data: {len(clients)} clients have {has}; {mend.format('each')}drop them: {some_of(clients, 20)}"
+        )
 
 
 def _scale(x: Array, train: Array) -> tuple[Array, Array]:

@@ -99,9 +99,11 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
     chosen = [name for name in open_to if not spec.where or any(_matches(name, p) for p in spec.where)]
     deaf = [p for p in spec.where if not any(_matches(name, p) for name in open_to)]
     if deaf or not chosen:
+        if not open_to:
+            raise ModelError(f"adapters: no layer of this model can take kind={spec.kind!r}; use another kind, or none")
         raise ModelError(
-            f"adapters: where={list(deaf) or '()'} names no layer that can take kind={spec.kind!r}; "
-            f"layers that can: {some_of(open_to, 12) or 'none'}"
+            f"adapters: where={list(deaf)} names no layer that can take kind={spec.kind!r}; layers that can: "
+            f"{some_of(open_to, 12)}"
         )
     out = clone(model)
     with torch.random.fork_rng(devices=[]):

@@ -22,7 +22,8 @@ class Scale:
 
     def scaled(self, y: Array) -> Array:
         """Targets (N, K) or (N,) in units of this device's own spread."""
-        return np.asarray((y.reshape(len(y), -1) - self.mean) / self.sd, np.float32).reshape(y.shape)
+        rows = y.reshape(len(y), self.mean.size)  # not -1, which no sample at all leaves open
+        return np.asarray((rows - self.mean) / self.sd, np.float32).reshape(y.shape)
 
 
 class Goal(Protocol):

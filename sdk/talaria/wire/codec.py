@@ -124,7 +124,10 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
         raise ConfigError("codec='topk' leaves out what changed little; it needs kind='delta', this update has 'value'")
     if not all(math.isfinite(v) for v in update.metrics.values()):
         raise ConfigError(f"metrics {dict(update.metrics)} of {update.client!r} must be finite")
-    planes = _planes(update.tensors, how)
+    try:
+        planes = _planes(update.tensors, how)
+    except ConfigError as error:
+        raise ConfigError(f"update of {update.client!r}: {error}") from None
     if update.mask is not None:
         planes |= bitmaps_of(update.mask)
     meta = {_META: json.dumps(_facts(update), separators=(",", ":"), sort_keys=True, allow_nan=False)}

@@ -237,6 +237,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"y": np.full(60, np.nan)}, "y has dtype float64, need whole numbers"),
     ({"y": np.full(60, 2**63, np.uint64)}, "y has dtype uint64"),
+    ({"y": np.r_[np.tile([0.0, 1.0], 29), np.nan, np.nan]}, r"y\[58\] is NaN, .* as 2 are; give them split=3, or drop"),
+    ({"y": np.tile([0, 1, -1], 20)}, r"y\[2\] is -1, .* as 20 are; .*; where -1 is a class, write y \+ 1"),
+    ({"y": np.tile(["", "b", "c"], 20)}, r"y\[0\] is empty, a sample without a label"),
+    ({"y": np.eye(3)[np.tile([0, 1, 2], 20)]}, r"or write y\.argmax\(1\) where each row marks one class"),
+    ({"y": np.zeros((60, 1), int)}, r"or write y\[:, 0\]"),
+    ({"client": np.r_[np.zeros(57, int), 7, 8, 9]}, r"3 clients have 1 sample, .*; drop them: client-7, client-8, "),
+    ({"split": np.r_[np.tile([0, 2], 10), np.zeros(40, int)]}, r"2 clients have no test sample .*: client-1, client-2"),
     ({"client": np.full(60, -1)}, "client=-1 is negative"),
     ({"client": np.array([""] * 60)}, "client holds an empty text; name every client"),
     ({"client": np.r_[np.zeros(59, int), 9]}, "client-9 has 1 sample, need at least 2"),
@@ -248,9 +255,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "holds x and x_unlabelled; put the windows without label into x, with split=3",
     ),
     ({"split": np.zeros(6, int)}, r"x has 60 rows, split has shape \(6,\)"),
-    ({"split": np.full(60, 2)}, r"client-0 has no training sample \(split=0\)"),
+    (
+        {"split": np.full(60, 2)},
+        r"3 clients have no training sample \(split=0\); give each one, or drop them: client-0",
+    ),
     ({"split": np.r_[np.tile([0, 2], 20), np.zeros(20, int)]}, r"client-2 has no test sample \(split=2\)"),
 ]
+
+
+def test_two_classes_may_be_minus_one_and_one_and_those_about_zero_any(tmp_path: Path) -> None:
+    assert loaded(tmp_path, y=np.tile([-1, 1], 30)).labels == ("-1", "1")
+    assert loaded(tmp_path, y=np.tile([-2, -1, 0, 1, 2], 12)).labels == ("-2", "-1", "0", "1", "2")
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD, ids=[m[:40] for _, m in BAD])

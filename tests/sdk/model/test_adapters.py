@@ -188,6 +188,11 @@ def test_damaged_json_is_refused(data):
         AdapterSpec.from_json(data)
 
 
+def test_a_kind_that_no_layer_of_the_model_takes_is_told_as_that():
+    with pytest.raises(ModelError, match=r"no layer of this model can take kind='heart'; use another kind, or none"):
+        adapters.insert(nn.Sequential(nn.Linear(4, 3)), HEART)
+
+
 def test_adapters_train_while_the_base_stays():
     model = adapters.insert(_model(), LOWRANK, skip=["head"])
     tuned = [p for n, p in model.named_parameters() if "adapter" in n]
