@@ -7,6 +7,7 @@ from talaria.errors import DataError
 from talaria_export import verify_bundle
 from talaria_export.bundle.archive import pack, unpack
 from talaria_export.bundle.bundle import array_bytes, read_bundle, seal
+from talaria_export.runtime.verify import class_numbers
 
 
 def resealed(path, target, change):
@@ -25,6 +26,23 @@ def test_sound_bundle_passes_and_says_what_was_checked(bundle, imu):
     assert {check.name for check in report.checks} == {"integrity", "parity fp16", "parity fp32", "agreement"}
     assert report.figures["accuracy"] == 1.0
     assert report.figures["max_abs_diff"]["fp32"] <= 1e-4
+
+
+def test_samples_may_name_their_classes(bundle, imu):
+    names = np.array(read_bundle(bundle.read_bytes()).labels)
+    report = verify_bundle(bundle, samples=(imu.x.numpy(), names[imu.y.numpy()]), seconds=0)
+    assert report.figures["accuracy"] == 1.0
+
+
+def test_a_class_is_told_by_its_name_or_by_its_number():
+    labels = ("3", "7", "100")
+    assert class_numbers(np.array([100, 3, 7, 3]), labels).tolist() == [2, 0, 1, 0]
+    assert class_numbers(np.array([2, 0, 1]), labels).tolist() == [2, 0, 1]
+    assert class_numbers(np.array([b"7", b"3"]), labels).tolist() == [1, 0]
+    assert class_numbers(np.array([], np.int64), labels).tolist() == []
+    for odd, said in ((np.array([0, 5]), "5"), (np.array(["run", "3"]), "run"), (np.array([0.5]), "0.5")):
+        with pytest.raises(DataError, match=rf"label '{said}' is no class of the bundle; give its names \(3, 7, 100\)"):
+            class_numbers(odd, labels)
 
 
 def test_latency_is_compared_with_dense_in_the_same_run(bundle):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from talaria import shares, tasks
-from talaria.errors import BundleError, DataError
+from talaria.errors import BundleError, DataError, some_of
 from talaria.types import Samples
 from talaria_export.bundle.archive import Limits
 from talaria_export.bundle.bundle import Bundle, open_bundle
@@ -35,8 +35,8 @@ def verify_bundle(
 
     Checked: integrity (form, sizes, SHA-256 of every member), the signature where ``trust`` names a public key, and
     parity: every model inside against the outputs that torch gave on the same inputs. With ``samples``, x (N, ...) as
-    the bundle takes them (raw windows (N, channels, size) where it cuts recordings) and y (N,) of class numbers, also
-    that the default variant agrees with fp32 as the bundle's gate asks; the accuracy is among the figures. Latency per
+    the bundle takes them (raw windows (N, channels, size) where it cuts recordings) and y (N,), names or numbers of
+    classes, also that the default variant agrees with fp32 as the bundle's gate asks; the accuracy is among the figures. Latency per
     input is measured against ``reference``, an ONNX file, or the dense model's shape inside the bundle, in the same
     run; it is a figure, not a check. ``seconds=0`` leaves it out.
 
@@ -115,8 +115,9 @@ def _accuracy(
     y = np.asarray(samples[1])
     if bundle.task != tasks.CLASSIFICATION:
         return _score(bundle, sessions, x, y, figures)
-    if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer):
-        raise DataError(f"samples: labels of shape {y.shape} and type {y.dtype}; give one class number per input")
+    if y.shape != (len(x),):
+        raise DataError(f"samples: labels of shape {y.shape} for {len(x)} inputs; give one class for each")
+    y = class_numbers(y, bundle.labels)
     default = bundle.manifest["default"]
     answers = _classes(sessions[default], steps, x)
     figures["accuracy"] = float((answers == y).mean())
@@ -125,6 +126,23 @@ def _accuracy(
     wanted = bundle.manifest["gate"]["agreement"]
     told = f"{default} with fp32 on {agree} of {len(x)}, a share of at least {wanted}"
     return [Check("agreement", shares.at_least(agree, len(x), wanted), told)]
+
+
+def class_numbers(y: Array, labels: Sequence[str]) -> Array:
+    """The class of each label of ``y`` (N,) as its place in ``labels``, int64 (N,). Each is one of these names (also
+    as a number: 3 where the classes are 3, 7 and 100), else all are the numbers themselves. Raises
+    :class:`~talaria.errors.DataError` where they are neither."""
+    texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in y.tolist()]
+    if set(texts) <= set(labels):
+        places = {name: at for at, name in enumerate(labels)}
+        return np.array([places[text] for text in texts], np.int64)
+    odd = next((text for text, value in zip(texts, y.tolist(), strict=True) if value not in range(len(labels))), None)
+    if odd is not None:
+        raise DataError(
+            f"samples: label {odd!r} is no class of the bundle; give its names ({some_of(labels, 12)}) or the numbers "
+            f"0..{len(labels) - 1}"
+        )
+    return y.astype(np.int64)
 
 
 def _score(bundle: Bundle, sessions: dict[str, Session], x: Array, y: Array, figures: dict[str, Any]) -> list[Check]:
