@@ -1,5 +1,6 @@
 """A folder of windows that fills: what is read, what leaves, labels that come later, and drift."""
 
+import errno
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from talaria import time
+from talaria import durable, time
 from talaria.errors import ConfigError, DataError
 from talaria_edge import Device, FolderSource, load_config
 from talaria_edge.cli import app
@@ -34,6 +35,17 @@ def window(folder, name, at, y=None, rows=1, mean=0.0, shape=SHAPE, **more):
     x = np.random.default_rng(len(name)).standard_normal((rows, *shape)).astype(np.float32) + np.float32(mean)
     np.savez(folder / f"{name}.npz", x=x, **({} if y is None else {"y": y}), **more)
     os.utime(folder / f"{name}.npz", (at, at))
+
+
+def test_a_window_that_cannot_be_kept_says_what_would_help(tmp_path, monkeypatch):
+    for number, mend in ((errno.ENOSPC, "free space there"), (errno.EROFS, "let this program write there")):
+
+        def refuse(*_, number=number):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(durable, "write", refuse)
+        with pytest.raises(DataError, match=f"cannot be written to .*; {mend}"):
+            FolderSource(tmp_path).record(np.zeros(SHAPE))
 
 
 def test_a_new_folder_is_there_to_be_filled(tmp_path):

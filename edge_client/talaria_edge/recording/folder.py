@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from talaria import durable, inputs, npz, recorded, time
-from talaria.errors import ConfigError, DataError
+from talaria.errors import ConfigError, DataError, so_that_it_can_be_written, some_of
 from talaria.foreign import shown
 from talaria.tensors import Array
 from talaria.types import Samples
@@ -114,7 +114,8 @@ class FolderSource:
             self.path.mkdir(parents=True, exist_ok=True)
             durable.write(self.path / f"{name}.npz", out.getvalue())
         except OSError as error:
-            raise DataError(f"record: {self.path} cannot be written to ({error.strerror}); free some space") from None
+            mend = so_that_it_can_be_written(error)
+            raise DataError(f"record: {self.path} cannot be written to ({error.strerror}); {mend}") from None
         return name
 
     def label(self, id: str, y: Label) -> None:
@@ -177,8 +178,8 @@ class FolderSource:
         shape = max(usual, key=lambda each: usual[each], default=())
         odd = [one.name for one in found if one.x.shape[1:] != shape]
         if odd:
-            logger.warning("%s: %d files hold windows of another shape than %s, such as %s", self.path, len(odd), shape,
-                           odd[0])  # fmt: skip
+            logger.warning("%s: not read, as their windows have another shape than %s: %s", self.path, shape,
+                           some_of(odd, 6))  # fmt: skip
         return [one for one in reversed(found) if one.x.shape[1:] == shape]
 
     def _files(self) -> list[tuple[Path, int, float]]:

@@ -36,9 +36,9 @@ def verify_bundle(
     Checked: integrity (form, sizes, SHA-256 of every member), the signature where ``trust`` names a public key, and
     parity: every model inside against the outputs that torch gave on the same inputs. With ``samples``, x (N, ...) as
     the bundle takes them (raw windows (N, channels, size) where it cuts recordings) and y (N,), names or numbers of
-    classes, also that the default variant agrees with fp32 as the bundle's gate asks; the accuracy is among the figures. Latency per
-    input is measured against ``reference``, an ONNX file, or the dense model's shape inside the bundle, in the same
-    run; it is a figure, not a check. ``seconds=0`` leaves it out.
+    classes, also that the default variant agrees with fp32 as the bundle's gate asks; the accuracy is among the
+    figures. Latency per input is measured against ``reference``, an ONNX file, or the dense model's shape inside the
+    bundle, in the same run; it is a figure, not a check. ``seconds=0`` leaves it out.
 
     What is wrong with the bundle is in the report; only wrong arguments raise.
     """
