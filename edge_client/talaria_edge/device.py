@@ -73,7 +73,8 @@ class Device:
         allow: Packages beside Talaria whose algorithms and models the fleet's run may name.
         guard: When this device may train; None: always.
         insecure: Accept a broker beyond this machine without TLS or keys.
-        report: Called with every event of the agent, in the event loop. None: events go to the log ``talaria_edge``.
+        report: Called with every event of the agent, in the event loop; what it raises is logged, and ends nothing.
+            None: events go to the log ``talaria_edge``.
         require: Called with the fleet's :class:`talaria.Run` before anything is learned; what it raises ends
             :meth:`run`.
         settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``engine`` (``"torch"`` or
@@ -143,7 +144,7 @@ class Device:
         )
         if not insecure:
             require_safe(self.config)
-        self._report, self._require = report or _log, require
+        self._report, self._require = _log if report is None else _harmless(report), require
         self._model: Model = None
         self._task: asyncio.Task[dict[str, Any]] | None = None
         self._ended = asyncio.Event()
@@ -336,6 +337,18 @@ def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _choice(known: set[str] | frozenset[str] = frozenset()) -> str:
     return f"choose of {', '.join(sorted(known | _SETTINGS))}"
+
+
+def _harmless(report: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+    """``report``, whose errors end no agent: they are the app's, and learning is not theirs to stop."""
+
+    def told(event: dict[str, Any]) -> None:
+        try:
+            report(event)
+        except Exception:
+            logger.exception("%s: report failed on the event %r", event["device"], event["event"])
+
+    return told
 
 
 def _log(event: Mapping[str, Any]) -> None:

@@ -102,6 +102,23 @@ def test_a_device_that_is_stopped_goes_on_where_it_was(fleet, a_run):
     assert tensors.equal(one.shared(), one.simulated().shared)
 
 
+def test_a_report_that_raises_ends_no_learning(fleet, a_run, caplog):
+    one = fleet(a_run("fedper"), devices=("anna",))
+
+    def broken(event):
+        raise RuntimeError("the app's own fault")
+
+    async def story():
+        serving = Serving(one)
+        async with device(one, await serving.broker(), "anna", one.folder / "anna.npz", report=broken) as anna:
+            found = await anna.run()
+        await serving.task
+        return found
+
+    assert asyncio.run(asyncio.wait_for(story(), 120))["rounds"] == 3
+    assert "anna: report failed on the event 'connected'" in caplog.text
+
+
 def test_leaving_the_block_ends_what_still_runs(tmp_path):
     async def story():
         told = asyncio.Event()
