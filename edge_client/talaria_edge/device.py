@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -215,11 +216,13 @@ class Device:
             self._ended.set()
 
     def stop(self) -> None:
-        """Leave in good order: :meth:`run` returns None, once what trains just now has ended. Call it in the event
-        loop of :meth:`run`; from another thread by ``loop.call_soon_threadsafe(device.stop)``."""
-        if self._task is not None:
+        """Leave in good order: :meth:`run` returns None, once what trains just now has ended. Any thread may call it;
+        where nothing runs, nothing happens."""
+        task = self._task
+        if task is not None:
             self._stopped = True
-            self._task.cancel()
+            with suppress(RuntimeError):  # its event loop has ended meanwhile
+                task.get_loop().call_soon_threadsafe(task.cancel)
 
     async def __aenter__(self) -> Self:
         return self

@@ -133,6 +133,22 @@ def test_leaving_the_block_ends_what_still_runs(tmp_path):
     assert asyncio.run(asyncio.wait_for(story(), 60)) is None
 
 
+def test_another_thread_may_stop_a_device(tmp_path):
+    """A loop in which nothing else happens hears of it too: debug mode refuses what another thread does to a task."""
+    begun = threading.Event()
+    given = {"fleet": "watch", "data": (np.zeros((9, 4)), np.arange(9) % 3), "state": tmp_path}
+    one = talaria_edge.Device("mqtt://127.0.0.1:9", **given, report=lambda event: begun.set())
+    found = []
+    running = threading.Thread(
+        target=lambda: found.append(asyncio.run(asyncio.wait_for(one.run(), 60), debug=True)), daemon=True
+    )
+    running.start()
+    assert begun.wait(60)
+    one.stop()
+    running.join(60)
+    assert found == [None]
+
+
 class Coordinator(threading.Thread):
     """A coordinator beside a program without an event loop."""
 
