@@ -11,10 +11,16 @@ from tolerance import roundings
 from talaria_export import make_bundle, open_bundle, verify_bundle
 from talaria_export.runtime.session import session_of
 
-_path = Path(__file__).parents[1] / "sdk" / "programs" / "tutorials.py"
-_nets = importlib.util.spec_from_file_location("talaria_exported_tutorials", _path)
-tutorials = importlib.util.module_from_spec(_nets)
-_nets.loader.exec_module(tutorials)
+
+def nets(name):
+    path = Path(__file__).parents[1] / "sdk" / "programs" / f"{name}.py"
+    found = importlib.util.spec_from_file_location(f"talaria_exported_{name}", path)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+tutorials, walked = nets("tutorials"), nets("walked")
 
 NETS = [
     *(
@@ -76,6 +82,21 @@ def test_several_dimensions_normalized_and_places_named_by_each_sample_have_ever
     assert found.ok
     assert all(one["bytes"] for one in found.figures["variants"])
     assert verify_bundle(tmp_path / "me.talaria").ok
+
+
+WALKED = ("sentiment by LSTM", "packed, cells", "packed, weighed both ways", "translating, packed both ways")
+
+
+@pytest.mark.parametrize("name", WALKED)
+def test_a_bundle_of_sequences_that_end_before_others_answers_as_torch_does(name, tmp_path):
+    shape, make = walked.NETS[name]
+    torch.manual_seed(0)
+    net, path = make().eval(), tmp_path / "me.talaria"
+    x = np.random.default_rng(0).integers(0, 3, (30, *shape)).astype(np.float32)
+    assert make_bundle(path, net, example=x[:1], dense=net, variants=("fp32",), seconds=0).ok
+    with torch.no_grad():
+        wanted = net(torch.from_numpy(x)).numpy()
+    assert roundings(session_of(open_bundle(path), "fp32")(x), wanted) <= 1000
 
 
 @pytest.mark.parametrize("name", NETS)

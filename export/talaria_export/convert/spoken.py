@@ -1,5 +1,5 @@
 """What torch's exporter does not know, said as what it knows while a model is exported: the length of a batch,
-attention over three dimensions, maxima under windows of different sizes."""
+attention over three dimensions, maxima under windows of different sizes, packed sequences."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from talaria.model.packing import unpacked
 from talaria.programs.layers.windows import covering
 
 
@@ -27,7 +28,7 @@ def spoken(model: Module) -> Iterator[None]:
     for space in spaces:
         space["len"] = _length
     try:
-        with _Spoken():
+        with unpacked(model), _Spoken():
             yield
     finally:
         for space in spaces:

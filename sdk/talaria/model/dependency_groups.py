@@ -22,6 +22,7 @@ from torch.nn import Module
 from talaria.model import attention, recurrent
 from talaria.model.inside import Inside, matrices
 from talaria.model.masks import Axis, ChannelLayout
+from talaria.model.packing import unpacked
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -103,7 +104,7 @@ def trace(model: Module, example: Tensor) -> Coupling:
     coupling = Coupling(dict(_sides(twin)))
     suspects = {**dict(_odd(twin)), **reused}
     new_graph: Callable[[], Any] = DependencyGraph  # the package ships no types
-    with torch.enable_grad():
+    with torch.enable_grad(), unpacked(twin):
         graph = new_graph().build_dependency(twin, example_inputs=example, verbose=False)
     walk = _Walk(graph, LONGEST * max(coupling.sides.values(), default=0))
     names = {module: name for name, module in _named(twin)}

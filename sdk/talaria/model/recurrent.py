@@ -15,16 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import Module, RNNBase
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from talaria.model.masks import Axis
+from talaria.model.packing import MOMENTS, RUNS, Padded
 
 GATES: dict[type[Module], int] = {nn.RNN: 1, nn.GRU: 3, nn.LSTM: 4}
 """How many times a unit stands in the rows of a weight."""
-RUNS: dict[str, Callable[..., Any]] = {
-    "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu, "GRU": torch.gru, "LSTM": torch.lstm,
-}  # fmt: skip
-"""Torch's function of one layer, by the layer's mode."""
 
 
 def prunable(layer: Module) -> bool:
@@ -49,17 +46,14 @@ class StandIn(Module):
 
     def forward(self, x: Any, hx: Any = None) -> tuple[Any, Any]:
         """``(states, last)``, as the layer's own; every first state enters every moment."""
-        states: Any
-        if isinstance(x, PackedSequence):
-            data = self.units(x.data)
-            last, states = data[: int(x.batch_sizes[0])], PackedSequence(self._beside(data), *x[1:])
-        else:
-            time = 1 if self.batch_first and x.dim() == 3 else 0
-            data = self.units(x)
-            for first in () if hx is None else hx if isinstance(hx, tuple) else (hx,):
-                for one in first:
-                    data = data + one.unsqueeze(time)
-            last, states = data.select(time, -1), self._beside(data)
+        first_is = bool(self.batch_first)
+        time = 1 if first_is and (isinstance(x, Padded) or x.dim() == 3) else 0
+        data = self.units(x.ordered(first_is) if isinstance(x, Padded) else x)
+        for first in () if hx is None else hx if isinstance(hx, tuple) else (hx,):
+            for one in first:
+                data = data + one.unsqueeze(time)
+        last, beside = data.select(time, -1), self._beside(data)
+        states = Padded(beside, x.lengths, first_is) if isinstance(x, Padded) else beside
         ends = torch.stack([last] * self.several)
         return states, (ends, ends) if self.mode == "LSTM" else ends
 
@@ -97,24 +91,50 @@ def places(layer: Module, name: str) -> list[str]:
 
 def dropping(layer: RNNBase, factors: Callable[[int, Tensor], Tensor]) -> Callable[..., Any]:
     """The layer's pass in train mode with ``factors(number, states)`` on the states behind its layer of that number,
-    where torch would draw some of its own. What is no plain batch stays torch's."""
+    where torch would draw some of its own: for all moments of a packed sequence that keeps how many there are
+    (:func:`talaria.model.packing.told`). What is no batch stays torch's."""
 
     def forward(x: Any, hx: Any = None) -> Any:
-        if not layer.training or not isinstance(x, Tensor) or x.dim() != 3 or layer.proj_size:
+        packed = isinstance(x, PackedSequence)
+        if not layer.training or not (packed or x.dim() == 3) or layer.proj_size:
             return type(layer).forward(layer, x, hx)
+        order = x.sorted_indices if packed else None
         long, directions, ends = layer.mode == "LSTM", 2 if layer.bidirectional else 1, list[list[Tensor]]()
         if hx is None:
-            batch = x.shape[0 if layer.batch_first else 1]
-            zeros = x.new_zeros(layer.num_layers * directions, batch, layer.hidden_size)
+            batch = int(x.batch_sizes[0]) if packed else x.shape[0 if layer.batch_first else 1]
+            zeros = (x.data if packed else x).new_zeros(layer.num_layers * directions, batch, layer.hidden_size)
             hx = (zeros, zeros) if long else zeros
+        elif order is not None:
+            hx = tuple(one[:, order] for one in hx) if long else hx[:, order]
+        data, more = (x.data, (x.batch_sizes,)) if packed else (x, ())
         for number in range(layer.num_layers):
-            x = x * factors(number - 1, x) if number else x
+            if number:
+                data = data * (_packed_as(x, data, layer, factors, number) if packed else factors(number - 1, data))
             here = slice(number * directions, (number + 1) * directions)  # of each direction
             own: list[Tensor] = [getattr(layer, name) for each in layer._all_weights[here] for name in each]
             run, begin = RUNS[layer.mode], tuple(one[here] for one in hx) if long else hx[here]
-            x, *last = run(x, begin, own, layer.bias, 1, 0.0, True, layer.bidirectional, layer.batch_first)
+            rest = () if packed else (layer.batch_first,)
+            data, *last = run(data, *more, begin, own, layer.bias, 1, 0.0, True, layer.bidirectional, *rest)
             ends.append(last)
         joined = tuple(torch.cat(one) for one in zip(*ends, strict=True))
-        return x, joined if long else joined[0]
+        if not packed:
+            return data, joined if long else joined[0]
+        if order is not None:
+            joined = tuple(one[:, x.unsorted_indices] for one in joined)
+        return PackedSequence(data, *x[1:]), joined if long else joined[0]
 
     return forward
+
+
+def _packed_as(
+    x: PackedSequence, data: Tensor, layer: RNNBase, factors: Callable[[int, Tensor], Tensor], number: int
+) -> Tensor:
+    """The factors of all moments, packed as ``x`` is."""
+    many, longest = int(x.batch_sizes[0]), len(x.batch_sizes)
+    whole = getattr(x, MOMENTS, longest)
+    shape = (many, whole) if layer.batch_first else (whole, many)
+    drawn = factors(number - 1, data.new_empty(*shape, data.shape[1]))
+    drawn = drawn if layer.batch_first else drawn.transpose(0, 1)
+    drawn = drawn[:, :longest] if x.sorted_indices is None else drawn[x.sorted_indices, :longest]
+    lengths = (x.batch_sizes > torch.arange(many)[:, None]).sum(1)
+    return pack_padded_sequence(drawn, lengths, batch_first=True).data

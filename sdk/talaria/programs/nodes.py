@@ -36,10 +36,10 @@ from talaria.programs.layers.table import (
     parts_of,
     recurrent_of,
     rule_of,
-    states_in,
+    states_as,
 )
 from talaria.programs.layers.zeros import ZeroMap, Zeros, zeros, zeros_like
-from talaria.programs.reading import States, form_of, taken
+from talaria.programs.reading import States, asked, taken
 from talaria.programs.tracing import MANY, takes
 
 
@@ -62,9 +62,8 @@ _HARMLESS = ("need_weights", "average_attn_weights")
 
 
 def _alone(own: Module, args: Sequence[Any], held: Mapping[fx.Node, Any]) -> bool:
-    """Whether a layer is called with what its rule reads alone: a recurrent one without a first state."""
+    """Whether a layer is called with what its rule reads alone."""
     first, *rest = args
-    rest = [] if all(one in held and isinstance(held[one], Zeros) for one in _nodes(rest)) else rest
     nodes = [one for one in (first, *rest) if isinstance(one, fx.Node) and isinstance(held.get(one), Map)]
     return len(nodes) == 1 + len(rest) == (3 if isinstance(base_of(own), MultiheadAttention) else 1)
 
@@ -114,11 +113,6 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         if read and isinstance(held[read[0]], Weight) and (found := passed(layer, own, held[read[0]])) is not None:
             return found
         given = {key: one for key, one in node.kwargs.items() if key not in _HARMLESS and one not in (None, False)}
-        given = {
-            key: one
-            for key, one in given.items()
-            if key != "hx" or not all(isinstance(held.get(z), Zeros) for z in _nodes(one))
-        }
         mask, same, called = None, None, list(node.args)
         if isinstance(base_of(own), MultiheadAttention):
             called += [given.pop(name) for name in ("query", "key", "value") if name in given]
@@ -131,12 +125,11 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         if attended is not None and attended.batch_first == step.second:
             what = "use batch_first=True, and (batch, length, width)"
             raise refused(layer, "reads sequences in another order", what)
-        several = rules is not None or base is not None
-        if given or (several and not _alone(own, called, held)):
-            raise refused(layer, f"is called with {sorted(given) or 'more than its input'}", "call it with maps alone")
         if base is not None:
-            form = "all" if layer in step.tapped else form_of(node, base)
-            return Layer(layer, states_in(form), own, read, gives=States(node, layer, base, form))
+            read, wanted = asked(node, layer, base, held, layer in step.tapped)
+            return Layer(layer, states_as(wanted), own, read, gives=States(node, layer, base, wanted))
+        if given or (rules is not None and not _alone(own, called, held)):
+            raise refused(layer, f"is called with {sorted(given) or 'more than its input'}", "call it with maps alone")
         if rules is not None:
             masks = [mask] if isinstance(mask, fx.Node) and isinstance(held.get(mask), Map) else []
             if mask is not None and not masks:

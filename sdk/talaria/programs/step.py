@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any
 
 from torch import fx
@@ -19,8 +17,10 @@ from torch.nn import Linear, Module, MultiheadAttention
 from talaria.errors import ConfigError, ModelError
 from talaria.programs.graph import FLOAT, INT, Draft, Graph, Port, Size
 from talaria.programs.layers.base import Map, Pullback, Step, Whole, refused
+from talaria.programs.layers.recurrent import ROWS
 from talaria.programs.layers.sequence import opened, sizes
 from talaria.programs.layers.weighing import WIDEST
+from talaria.programs.longest import require_none
 from talaria.programs.nodes import Layer, resolved
 from talaria.programs.tracing import Tracer
 from talaria.programs.turning import batch_first
@@ -29,8 +29,6 @@ from talaria.training import loop
 from talaria.types import Recipe
 
 BATCH = "N"
-_PACKING = ("nn", "utils", "rnn.py")
-"""Where torch packs sequences, which it does by their lengths as numbers."""
 
 
 def graph_of(
@@ -166,19 +164,17 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         traced = tracer.trace(module)
     except (fx.proxy.TraceError, AttributeError, IndexError, RuntimeError, TypeError, ValueError) as why:
         what = f"program: the forward pass of {type(module).__name__}"
-        if any(Path(one.filename).parts[-3:] == _PACKING for one in extract_tb(why.__traceback__)):
-            raise ModelError(
-                f"{what} packs sequences; give the layer whole ones, and take each sample's last state by "
-                "out[torch.arange(len(x)), lengths - 1], or train this model with torch"
-            ) from None
         raise ModelError(
             f"{what} depends on its values ({str(why)[:120]}); write it as layers without conditions, or train this "
             "model with torch"
         ) from None
+    if tracer.unpacked:
+        require_none(module, [step.known(one) for one in sizes(x)])
     second = batch_first(traced, module, tracer.shape)
     maps: dict[fx.Node, Map] = {}
     held: dict[fx.Node, Any] = {}
     tape: dict[fx.Node, Entry] = {}
+    rows = set[fx.Node]()
     for node in traced.nodes:
         if node.op == "placeholder":
             if maps:
@@ -189,8 +185,9 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
             (last,) = node.args
             if not isinstance(last, fx.Node) or last not in tape:
                 raise ModelError("program: the model gives more than the logits of its last layer; give one output")
+            whole = {n: one for n, one in maps.items() if n not in rows}
             ordered = {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}
-            return Passed(maps[last], ordered, maps, tracer.into, tracer.out_of)
+            return Passed(maps[last], ordered, whole, tracer.into, tracer.out_of)
         step.second = node in second
         found = resolved(step, node, module, held)
         if not isinstance(found, Layer):
@@ -208,6 +205,8 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         step.folds = folded and all(given and _takes_in(user, node, module, given[0].lead) for user in node.users)
         maps[node], back = rule(step, layer, own, given)
         held[node] = found.gives or maps[node]
+        if found.gives is not None and found.gives.asked.form in ROWS:
+            rows.add(node)
         tape[node] = Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
     raise ModelError("program: the model gives nothing; return its logits")
 

@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.fx.proxy import TraceError
-from torch.nn import Module
+from torch.nn import LSTM, Module, RNNBase
+from torch.nn.utils import rnn
 
 from talaria.model.dependency_groups import TRACE_ERRORS
-from talaria.model.inside import Inside
+from talaria.model.inside import Inside, base_of
+from talaria.model.packing import Padded, pack, pad, replaced
+from talaria.programs.layers.base import refused
 from talaria.programs.layers.spelled import spelled
 from talaria.programs.layers.table import pass_of, rule_of
 
@@ -40,10 +43,16 @@ class Tracer(fx.Tracer):
         self._input_shape = input_shape
         self._known: dict[tuple[fx.Node, int], Any] = {}
         self._answering = False
+        self.unpacked = False
+        """Whether sequences were unpacked to a length that the batch decides."""
 
-    def trace(self, root: Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None) -> fx.Graph:
+    def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """As fx follows it, without sizes and pieces that nobody reads."""
-        with _followed_zeros(self):
+        packing: dict[Callable[..., Any], Callable[..., Any]] = {
+            rnn.pack_padded_sequence: _packed,
+            rnn.pad_packed_sequence: self._padded,
+        }
+        with _followed_zeros(self), replaced(root, packing):
             graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):
             if not node.users and node.target in _LOOKS:
@@ -54,6 +63,9 @@ class Tracer(fx.Tracer):
         """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
         if self._answering:
             return forward(*args, **kwargs)
+        given, own = (args or (None,))[0], base_of(m)
+        if isinstance(own, RNNBase):
+            args, kwargs = _beginning(own, *args, **kwargs), {}
         plain = pass_of(m)
         forward = forward if plain is None else partial(plain, m)
         name, found = self.path_of_module(m), super().call_module(m, forward, args, kwargs)
@@ -61,7 +73,7 @@ class Tracer(fx.Tracer):
             self.into[name] = args[0].node
         if isinstance(found, fx.Proxy):
             self.out_of[name] = found.node
-        return found
+        return _ended(own, given, found) if isinstance(own, RNNBase) else found
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
         """Whatever has a rule is one layer, and so are torch's own; the rest is looked into."""
@@ -153,6 +165,17 @@ class Tracer(fx.Tracer):
                     self._answering = False
         return self._known[node, batch]
 
+    def _padded(
+        self, sequence: Padded, batch_first: bool = False, padding_value: float = 0.0, total_length: Any = None
+    ) -> Any:
+        """What a packed sequence is unpacked to."""
+        whole = sequence.ordered(True).shape[1]
+        if padding_value or total_length not in (None, whole):
+            what = f"pads by {padding_value} to {total_length}"
+            raise refused("pad_packed_sequence", what, f"let it pad by 0 to {whole}, total_length=x.size(1)")
+        self.unpacked |= total_length is None
+        return pad(sequence, batch_first)
+
     def _run(self, node: fx.Node, batch: int) -> Any:
         if node.op == "placeholder":
             return torch.empty((batch, *self._input_shape()), device="meta")
@@ -163,11 +186,37 @@ class Tracer(fx.Tracer):
         args, named = fx.node.map_arg((node.args, dict(node.kwargs)), lambda one: self._known[one, batch])
         with torch.no_grad():
             if node.op == "call_module":
-                return deepcopy(self.root.get_submodule(target)).to("meta").eval()(*args, **named)
+                own = self.root.get_submodule(target)
+                args = args[:2] if isinstance(base_of(own), RNNBase) else args  # without lengths
+                return deepcopy(own).to("meta").eval()(*args, **named)
             if node.op == "call_method":
                 return getattr(args[0], target)(*args[1:], **named)
             found = target(*args, **named)
         return found.to("meta") if isinstance(found, Tensor) else found
+
+
+def _packed(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Padded:
+    if enforce_sorted:
+        what = "packs samples in the order of their lengths, which a batch has not"
+        raise refused("pack_padded_sequence", what, "give it enforce_sorted=False")
+    return pack(input, lengths, batch_first)
+
+
+def _beginning(own: RNNBase, input: Any, hx: Any = None) -> tuple[Any, ...]:
+    """What a recurrent layer is called with: its sequence, its first state or both of an LSTM, and the lengths of a
+    packed one."""
+    if isinstance(own, LSTM) and isinstance(hx, fx.Proxy):
+        hx = operator.getitem(hx, 0), operator.getitem(hx, 1)
+    if isinstance(input, Padded):
+        return input.ordered(own.batch_first), hx, input.lengths
+    return (input,) if hx is None else (input, hx)
+
+
+def _ended(own: RNNBase, given: Any, found: Any) -> Any:
+    """What a recurrent layer gives: its states, packed as what it was given, and the last ones, of an LSTM a pair."""
+    states = Padded(found[0], given.lengths, own.batch_first) if isinstance(given, Padded) else found[0]
+    last = found[1]
+    return states, (last[0], last[1]) if isinstance(own, LSTM) else last
 
 
 def takes(user: fx.Node) -> bool:

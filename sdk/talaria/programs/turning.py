@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from torch import fx
@@ -19,6 +20,7 @@ from talaria.errors import ModelError
 from talaria.model.inside import base_of
 from talaria.programs.layers import activation, elementwise
 from talaria.programs.layers.base import refused
+from talaria.programs.reading import simply
 from talaria.programs.tracing import MANY, takes
 
 
@@ -28,7 +30,7 @@ def batch_first(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], A
 
     Raises :class:`~talaria.errors.ModelError` for what is not known of a sequence that stands before the batch.
     """
-    if not any(_name(node) in _BEGINNINGS for node in graph.nodes):
+    if not any(_name(node) in _BEGINNINGS or _gives_lasts(node, module) for node in graph.nodes):
         return frozenset()
     turning = _Turning(graph, module)
     for node in graph.nodes:  # as they are before anything is rewritten
@@ -38,7 +40,13 @@ def batch_first(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], A
     return frozenset(turning.second)
 
 
-_BEGINNINGS = ("permute", "transpose", "swapaxes", "t", "stack", "expand", "repeat")
+def _gives_lasts(node: fx.Node, module: Module) -> bool:
+    """Whether a recurrent layer gives last states as (layers x directions, batch, channels)."""
+    own = base_of(module.get_submodule(str(node.target))) if node.op == "call_module" else None
+    return isinstance(own, RNNBase) and not simply(node, own)
+
+
+_BEGINNINGS = ("permute", "transpose", "swapaxes", "t", "stack", "expand", "repeat", "unsqueeze")
 """What puts a sequence before the batch."""
 _DIM: Mapping[str, int] = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "softmax", "log_softmax", "softmin", "logsumexp"), 1),
@@ -82,6 +90,10 @@ class _Turning:
     """What gives several values, of which some have."""
     asked: set[fx.Node] = field(default_factory=set)
     """The sizes of such values."""
+    behind: dict[fx.Node, int] = field(default_factory=dict)
+    """Last states (layers, directions, batch, ...), and behind how many dimensions the batch is there."""
+    lasts: set[fx.Node] = field(default_factory=set)
+    """What gives last states, or the pairs of these and cells."""
 
     def look(self, node: Any, shape_of: Callable[[fx.Node], Any]) -> None:
         """Keep the sizes of what a node gives."""
@@ -93,12 +105,18 @@ class _Turning:
     def follow(self, node: Any) -> None:
         """Rewrite one node."""
         taken = node.args[0] if node.args else None
-        if (
+        if _gives_lasts(node, self.module):
+            self.lasts.add(node)
+        if node.target is operator.getitem and taken in self.lasts and (taken.op != "call_module" or node.args[1] == 1):
+            self._last(node, taken)
+        elif (
             node.target in (operator.getitem, getattr)
             and isinstance(taken, fx.Node)
             and taken in self.giving | self.asked
         ):
             self._took(node, taken)
+        elif node.target is operator.getitem and taken in self.behind:
+            self._nearer(node, self.behind[taken])
         elif self.second.intersection(node.all_input_nodes):
             if node.op == "output":
                 raise self._unknown(node, "gives")
@@ -127,8 +145,14 @@ class _Turning:
                 self.second.add(node)
         elif name in ("expand", "repeat") and isinstance(x, fx.Node) and self._at(x) == -1:
             shape, wanted = self.shapes.get(x), _flat(node.args[1:])
-            if shape is not None and len(shape) == len(wanted):
-                node.args = (self._before(node, "transpose", x, 0, 1), wanted[1], wanted[0], *wanted[2:])
+            if shape is None or (len(shape) == len(wanted) - 1 and shape[0] != 1):
+                return
+            own = self._before(node, "transpose", x, 0, 1) if len(shape) == len(wanted) else x
+            node.args = (own, wanted[1], wanted[0], *wanted[2:])
+            self.second.add(node)
+        elif name == "unsqueeze":
+            if isinstance(x, fx.Node) and self._at(x) == 0:
+                node.args, node.kwargs = (x, 1), {}
                 self.second.add(node)
         elif isinstance(x, fx.Node) and self._at(x) == 0 and not (node.users and all(map(takes, node.users))):
             self._ordered(node, self._order(node, len(self.shapes[x])))
@@ -156,7 +180,13 @@ class _Turning:
 
     def _module(self, node: Any) -> None:
         own, rank = base_of(self.module.get_submodule(str(node.target))), self._rank(node)
-        if isinstance(own, RNNBase | MultiheadAttention):
+        if isinstance(own, RNNBase):
+            if node.args[0] in self.second:
+                if own.batch_first:
+                    raise self._reads_first(node)
+                self.second.add(node)
+                self.giving.add(node)
+        elif isinstance(own, MultiheadAttention):
             read = [one for one in node.all_input_nodes if self._at(one) == 1]
             if own.batch_first or not self.second.issuperset(read):
                 raise self._reads_first(node)
@@ -166,6 +196,23 @@ class _Turning:
             self.second.add(node)
         else:
             raise self._unknown(node, f"reads by {type(own).__name__}")
+
+    def _last(self, node: Any, taken: Any) -> None:
+        """The last states of all layers and directions, or the cells; of an LSTM both first."""
+        pairs = isinstance(self.shapes[node], list)
+        (self.lasts if pairs else self.second).add(node)
+
+    def _nearer(self, node: Any, many: int) -> None:
+        """A place of what stands before the batch, layers and directions."""
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        places = index[:many]
+        if any(not isinstance(one, int) for one in places) or any(one != slice(None) for one in index[many:]):
+            raise self._unknown(node, f"takes {node.args[1]!r}"[:80])
+        node.args = (node.args[0], (slice(None), *places))
+        if many - len(places) > 1:
+            self.behind[node] = many - len(places)
+        elif len(places) < many:
+            self.second.add(node)
 
     def _rank(self, node: Any) -> int:
         return max((len(shape) for one in node.all_input_nodes if (shape := self.shapes.get(one))), default=0)
@@ -182,6 +229,13 @@ class _Turning:
             self._joined(node, name)
         elif node.target is operator.getitem:
             self._piece(node)
+        elif (
+            name in ("view", "reshape")
+            and self._at(node) == 2
+            and prod(self.shapes[node][:2]) == self._first(taken := node.args[0])
+        ):
+            node.args = (taken, _flat(node.args[1:])[2], *self.shapes[node][:2], *self.shapes[node][3:])
+            self.behind[node] = 2
         elif name in ("view", "reshape", "expand", "repeat") and self._at(node) == 1:
             wanted = _flat(node.args[1:])
             if len(wanted) < 2 or (name in ("view", "reshape") and self._first(node) != self._first(node.args[0])):

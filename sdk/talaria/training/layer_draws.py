@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import Dropout, Dropout1d, Dropout2d, Dropout3d, Module, MultiheadAttention, RNNBase
 
 from talaria.model import attention, recurrent
+from talaria.model.packing import told
 from talaria.model.state import tensor_of
 from talaria.seeds import Draws
 from talaria.training.batching import kept, layer_draws
@@ -31,6 +33,7 @@ class LayerDraws:
         named = list(task.model.named_modules())
         self._places = {name: [name] if _draws(layer) else recurrent.places(layer, name) for name, layer in named}
         self._layers = {name: layer for name, layer in named if self._places[name]}
+        self._model, self._walks = task.model, any(isinstance(one, RNNBase) for one in self._layers.values())
         self._streams = {at: layer_draws(task, purpose, at) for name in self._layers for at in self._places[name]}
         self._rest = torch.Generator().manual_seed(int(task.draws(f"{purpose}/layers").words(1)[0] >> 1)).get_state()
 
@@ -38,16 +41,20 @@ class LayerDraws:
         """The same draws once more, from where these stand."""
         again = object.__new__(LayerDraws)
         again._places, again._layers, again._rest = self._places, self._layers, self._rest
+        again._model, again._walks = self._model, self._walks
         again._streams = {name: stream.copy() for name, stream in self._streams.items()}
         return again
 
     def __enter__(self) -> None:
+        self._packing = told(self._model) if self._walks else nullcontext()
+        self._packing.__enter__()
         self._outside = torch.get_rng_state()
         torch.set_rng_state(self._rest)
         for name, layer in self._layers.items():
             layer.forward = _drawn(layer, [self._streams[at] for at in self._places[name]])
 
     def __exit__(self, *_: object) -> None:
+        self._packing.__exit__(None, None, None)
         for layer in self._layers.values():
             del layer.forward
         self._rest = torch.get_rng_state()

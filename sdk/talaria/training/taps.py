@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 from torch.nn import Module
+from torch.nn.utils.rnn import PackedSequence
 
+from talaria.errors import ModelError
 from talaria.model.inside import base_of
 from talaria.training.engine import INTO, MEAN, uncalled
 
@@ -79,6 +81,11 @@ class Taps:
     def _leaving(self, tap: str, last: bool):  # type: ignore[no-untyped-def]
         def keep(_module: Module, _given: object, given: Tensor | tuple[Tensor, ...]) -> None:
             out = given[0] if isinstance(given, tuple) else given  # of a recurrent layer all states
+            if isinstance(out, PackedSequence):
+                raise ModelError(
+                    f"model: layer {tap.partition(' ')[2]!r} gives a packed sequence, of which no mean is taken; name "
+                    "a layer behind it, or give it whole sequences"
+                )
             if tap.startswith(MEAN) and out.dim() > 2:
                 out = out.mean(1) if last and out.dim() == 3 else out.flatten(2).mean(2)
             self._found[tap] = out

@@ -163,18 +163,6 @@ class BothWays(nn.Module):
         return states.mean(1) + states[:, -1] + torch.cat((last[-2], last[-1]), 1)
 
 
-class Lower(nn.Module):
-    """The first last state of two layers, or the cells of the second."""
-
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
-        super().__init__()
-        self.rnn, self.kind, self.head = kind(3, 4, 2, batch_first=True), kind, nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _, last = self.rnn(x.transpose(1, 2))
-        return self.head(last[1][-1] if self.kind is nn.LSTM else last[0])
-
-
 class Written(nn.Module):
     """Attention written out, in heads, with positions; ``how`` says in which words."""
 

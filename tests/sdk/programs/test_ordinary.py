@@ -30,7 +30,7 @@ def nets(name):
     return module.NETS
 
 
-NETS = {**nets("ordinary"), **nets("before")}
+NETS = {**nets("ordinary"), **nets("before"), **nets("walked")}
 
 STEPS = 8
 
@@ -115,6 +115,8 @@ def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
         "local responses",
         "words picked",
         "words gathered",
+        "packed, cells",
+        "begun, sample",
     ],
 )
 def test_it_is_differentiated_twice(name):
@@ -127,6 +129,12 @@ def test_what_is_cut_off_is_not_differentiated_twice():
     shape, net = made("bounds, quantized")
     with pytest.raises(ModelError, match="'detach' lets nothing be learned of a map"):
         differentiate.curved(zoo.keep(net, shape, 4))
+
+
+def test_of_packed_states_no_mean_is_looked_at():
+    shape, net = made("packed, summed")
+    with pytest.raises(ModelError, match="'rnn' gives a packed sequence, of which no mean is taken"):
+        differentiate.packed(zoo.keep(net, shape, 4), None, ("logits", "mean rnn"))
 
 
 class Merged(torch.nn.Module):

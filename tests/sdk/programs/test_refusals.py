@@ -86,10 +86,16 @@ class Gru(nn.Module):
 
 
 class Packed(Gru):
+    """Packed by lengths of which some are shorter, or none is, and averaged over the longest."""
+
+    def __init__(self, unsorted, whole, **options) -> None:
+        super().__init__()
+        self.unsorted, self.least, self.options = unsorted, 3 if whole else 1, options
+
     def forward(self, x):
-        many = (x[:, :, 0] > -9).sum(1).clamp(min=1).cpu()
-        _, last = self.gru(nn.utils.rnn.pack_padded_sequence(x, many, batch_first=True, enforce_sorted=False))
-        return self.head(last[-1])
+        many = (x[:, :, 0] > 0).sum(1).clamp(min=self.least).cpu()
+        out, _ = self.gru(nn.utils.rnn.pack_padded_sequence(x, many, True, self.unsorted is False))
+        return self.head(nn.utils.rnn.pad_packed_sequence(out, batch_first=True, **self.options)[0].mean(1))
 
 
 class Placed(nn.Module):
@@ -206,14 +212,14 @@ def late(x):
         (lambda: Odd(lambda x: x + torch.zeros(3, x.size(0)).squeeze(5)), "makes no squeeze of zeros"),
         (lambda: Tabled(lambda x, table: x + table.amax(0)), "gives amax a parameter or a table"),
         (lambda: nets.maps(nn.Linear(12, 4), Hidden(), wide=12), "no comparison"),
-        (lambda: Gru(take=1, bidirectional=True), r"gives several values, .* h\[-2\] and h\[-1\]"),
-        (lambda: nets.Lower(nn.GRU), r"takes \(0,\).* h\[-1\]"),
-        (lambda: nets.Lower(nn.LSTM), "its cells"),
         (lambda: Gru(batch_first=False), "batch_first=True"),
-        (Packed, r"packs sequences; .* last state by out\[torch.arange\(len\(x\)\), lengths - 1\]"),
+        (lambda: Packed(False, False), "packs samples in the order of their lengths.*enforce_sorted=False"),
+        (lambda: Packed(True, False), "longest sample of the batch, .*total_length=x.size"),
+        (lambda: Packed(True, False, padding_value=1.0), "pads by 1.0 to None; let it pad by 0 to 3"),
+        (lambda: Packed(True, True), "pads to a length that is not known"),
         (lambda: Odd(lambda x: x + x.topk(2, 1)[0].sum(1, keepdim=True)), "topk.*take the largest by amax"),
-        (lambda: Gru(first=True), "more than its input"),
-        (lambda: Gru(take=1), "gives several values"),
+        (lambda: Gru(first=True), r"begins with \(3, 12\) for each sample; give it \(1, batch, 4\)"),
+        (lambda: Gru(take=1), "averages over 0"),
         (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),
         (lambda: Odd(lambda x: x + torch.randn_like(x)), "randn_like.* draw in layers alone"),
         (lambda: Odd(drop_path), "new_empty.* draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth"),

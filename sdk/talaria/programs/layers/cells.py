@@ -6,6 +6,7 @@ What meets all moments alike, the products with the inputs and the gradients of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
@@ -22,7 +23,35 @@ REVERSE = "_reverse"
 """How the names of weights end that walk from the last moment to the first."""
 
 
-def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
+@dataclass
+class Walk:
+    """What a layer begins with in one direction, and for how long: ``first`` the state, and the cell of an LSTM,
+    (batch, channels) each, zeros where there is none; ``going`` by moment whether a sample goes on there, bool
+    (batch, 1), where some end before others. A sample that has ended, or not begun, stays as it is.
+
+    It is told what comes of that: the ``cell`` of an LSTM at the end, given ``cell_slope``, and the ``slopes`` of what
+    it began with, kept where there is any.
+    """
+
+    first: tuple[str, ...] = ()
+    going: Sequence[str] = ()
+    cell: str = ""
+    cell_slope: str | None = None
+    slopes: list[str] = field(default_factory=list)
+
+    def held(self, draft: Draft, moment: int, new: str, old: str) -> str:
+        """What a moment leaves: of who goes on the ``new`` value."""
+        return draft.op("Where", self.going[moment], new, old) if self.going else new
+
+    def parted(self, draft: Draft, moment: int, slope: str) -> tuple[str, str | None]:
+        """The slope of what a moment left: of its new value, and of the one before."""
+        if not self.going:
+            return slope, None
+        none = draft.constant(0.0)
+        return draft.op("Where", self.going[moment], slope, none), draft.op("Where", self.going[moment], none, slope)
+
+
+def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int, walk: Walk) -> tuple[list[str], Way]:
     """One layer of torch.nn.GRU (Cho et al. 2014): r and z are sigmoids, the new state is n + z (h - n) with
     n = tanh(W x + b + r (V h + c)). ``r`` and ``z`` stand in one value, ``n`` apart.
 
@@ -43,7 +72,7 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -
     )
     if hidden:
         given_gates = draft.op("Add", given_gates, rows(draft, hidden, none, two))
-    order, h = _order(place, moments), _zeros(draft, one_wide)
+    order, (h,) = _order(place, moments), walk.first or (_zeros(draft, one_wide),)
     states, before, kept = dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
     for moment in order:
         at, before[moment] = draft.constant(moment, "int64"), h
@@ -52,7 +81,7 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -
         hn = draft.op("Gemm", h, new, *shift, transB=1)
         n = draft.op("Tanh", draft.op("Add", draft.op("Gather", given_new, at, axis=0), draft.op("Mul", r, hn)))
         away = draft.op("Sub", h, n)
-        h = states[moment] = draft.op("Add", n, draft.op("Mul", z, away))
+        h = states[moment] = walk.held(draft, moment, draft.op("Add", n, draft.op("Mul", z, away)), h)
         kept[moment] = rz, r, z, hn, n, away
 
     def way(slopes: Sequence[str | None], wanted: bool) -> str:
@@ -61,16 +90,17 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -
         later: str | None = None
         for moment in order[::-1]:
             rz, r, z, hn, n, away = kept[moment]
-            slope = draft.total([part for part in (slopes[moment], later) if part is not None])
+            slope, past = walk.parted(draft, moment, _summed(draft, slopes[moment], later))
             dn = draft.op("Mul", slope, draft.op("Sub", one, z))
             dn = draft.op("Mul", dn, draft.op("Sub", one, draft.op("Mul", n, n)))
             both = draft.op("Concat", draft.op("Mul", dn, hn), draft.op("Mul", slope, away), axis=1)
             drz = draft.op("Mul", both, draft.op("Mul", rz, draft.op("Sub", one, rz)))
             dhn = draft.op("Mul", dn, r)
             by_gates[moment], by_new[moment], by_hidden[moment] = drz, dn, dhn
-            if moment != order[0]:
+            if moment != order[0] or walk.first:
                 through = draft.op("Gemm", dhn, new, draft.op("Mul", slope, z))
-                later = draft.op("Gemm", drz, gates, through)
+                later = _summed(draft, draft.op("Gemm", drz, gates, through), past)
+        walk.slopes = [later] if walk.first and later is not None else []
         d_gates, d_new, d_hidden = (joined(draft, part) for part in (by_gates, by_new, by_hidden))
         states_before = joined(draft, before)
         d_given = draft.op("Concat", d_gates, d_new, axis=1)
@@ -85,7 +115,7 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -
     return [states[moment] for moment in range(moments)], way
 
 
-def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
+def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int, walk: Walk) -> tuple[list[str], Way]:
     """One layer of LSTM (Hochreiter and Schmidhuber 1997): the cell is c' = f c + i g, its state o tanh c'. Given what
     :func:`gru` is."""
     draft = weights.step.draft
@@ -95,8 +125,8 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int) 
     none, one_wide, two, three, four = _multiples(draft, over)
     shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
     given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
-    order, h = _order(place, moments), _zeros(draft, one_wide)
-    c, states, before, kept = h, dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
+    order, (h, c) = _order(place, moments), walk.first or (_zeros(draft, one_wide),) * 2
+    states, before, kept = dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
     for moment in order:
         at, before[moment] = draft.constant(moment, "int64"), h
         whole = draft.op("Gemm", h, over, draft.op("Gather", given, at, axis=0), transB=1)
@@ -104,18 +134,21 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int) 
         i, f = columns(draft, gates, none, one_wide), columns(draft, gates, one_wide, two)
         g = draft.op("Tanh", columns(draft, whole, two, three))
         o = draft.op("Sigmoid", columns(draft, whole, three, four))
-        last, c = c, draft.op("Add", draft.op("Mul", f, c), draft.op("Mul", i, g))
-        seen = draft.op("Tanh", c)
-        h = states[moment] = draft.op("Mul", o, seen)
+        last, new = c, draft.op("Add", draft.op("Mul", f, c), draft.op("Mul", i, g))
+        seen = draft.op("Tanh", new)
+        h = states[moment] = walk.held(draft, moment, draft.op("Mul", o, seen), h)
+        c = walk.held(draft, moment, new, c)
         kept[moment] = gates, i, f, g, o, last, seen
+    walk.cell = c
 
     def way(slopes: Sequence[str | None], wanted: bool) -> str:
         one, found = draft.constant(1.0), dict[int, str]()
         later: str | None = None
-        carried: str | None = None
+        carried = walk.cell_slope
         for moment in order[::-1]:
             gates, i, f, g, o, cell, seen = kept[moment]
-            slope = draft.total([part for part in (slopes[moment], later) if part is not None])
+            slope, past = walk.parted(draft, moment, _summed(draft, slopes[moment], later))
+            carried, cell_past = (None, None) if carried is None else walk.parted(draft, moment, carried)
             inner = draft.op("Mul", draft.op("Mul", slope, o), draft.op("Sub", one, draft.op("Mul", seen, seen)))
             inner = inner if carried is None else draft.op("Add", inner, carried)
             both = draft.op("Concat", draft.op("Mul", inner, g), draft.op("Mul", inner, cell), axis=1)
@@ -123,15 +156,16 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int) 
             by_new = draft.op("Mul", draft.op("Mul", inner, i), draft.op("Sub", one, draft.op("Mul", g, g)))
             out = draft.op("Mul", draft.op("Mul", slope, seen), draft.op("Mul", o, draft.op("Sub", one, o)))
             found[moment] = draft.op("Concat", by_gates, by_new, out, axis=1)
-            if moment != order[0]:
-                carried = draft.op("Mul", inner, f)
-                later = draft.op("MatMul", found[moment], over)
+            if moment != order[0] or walk.first:
+                carried = _summed(draft, draft.op("Mul", inner, f), cell_past)
+                later = _summed(draft, draft.op("MatMul", found[moment], over), past)
+        walk.slopes = [one for one in (later, carried) if one is not None and walk.first]
         return _learned(weights, place, joined(draft, found), below, joined(draft, before), into, wanted)
 
     return [states[moment] for moment in range(moments)], way
 
 
-def rnn(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -> tuple[list[str], Way]:
+def rnn(weights: Matrices, place: str, below: str, inputs: Size, moments: int, walk: Walk) -> tuple[list[str], Way]:
     """One layer of torch.nn.RNN (Elman 1990): the new state is tanh(W x + V h + b), or relu of that. Given what
     :func:`gru` is."""
     draft, own = weights.step.draft, cast(RNNBase, base_of(weights.module))
@@ -140,24 +174,28 @@ def rnn(weights: Matrices, place: str, below: str, inputs: Size, moments: int) -
     assert over is not None
     shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
     given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
-    order, h = _order(place, moments), _zeros(draft, _multiples(draft, over)[1])
+    order, (h,) = _order(place, moments), walk.first or (_zeros(draft, _multiples(draft, over)[1]),)
     bend, states, before = "Tanh" if own.mode == "RNN_TANH" else "Relu", dict[int, str](), dict[int, str]()
+    made = dict[int, str]()
     for moment in order:
         at, before[moment] = draft.constant(moment, "int64"), h
         whole = draft.op("Gemm", h, over, draft.op("Gather", given, at, axis=0), transB=1)
-        h = states[moment] = draft.op(bend, whole)
+        made[moment] = draft.op(bend, whole)
+        h = states[moment] = walk.held(draft, moment, made[moment], h)
 
     def way(slopes: Sequence[str | None], wanted: bool) -> str:
         one, none, found = draft.constant(1.0), draft.constant(0.0), dict[int, str]()
         later: str | None = None
         for moment in order[::-1]:
-            slope, seen = draft.total([part for part in (slopes[moment], later) if part is not None]), states[moment]
+            slope, past = walk.parted(draft, moment, _summed(draft, slopes[moment], later))
+            seen = made[moment]
             if bend == "Tanh":
                 found[moment] = draft.op("Mul", slope, draft.op("Sub", one, draft.op("Mul", seen, seen)))
             else:
                 found[moment] = draft.op("Where", draft.op("Greater", seen, none), slope, none)
-            if moment != order[0]:
-                later = draft.op("MatMul", found[moment], over)
+            if moment != order[0] or walk.first:
+                later = _summed(draft, draft.op("MatMul", found[moment], over), past)
+        walk.slopes = [later] if walk.first and later is not None else []
         return _learned(weights, place, joined(draft, found), below, joined(draft, before), into, wanted)
 
     return [states[moment] for moment in range(moments)], way
@@ -192,6 +230,11 @@ def _multiples(draft: Draft, over: str) -> list[str]:
     for _ in range(3):
         found.append(draft.op("Add", found[-1], wide))
     return found
+
+
+def _summed(draft: Draft, *parts: str | None) -> str:
+    """The sum of those that there are."""
+    return draft.total([part for part in parts if part is not None])
 
 
 def _order(place: str, moments: int) -> range:

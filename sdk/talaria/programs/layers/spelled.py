@@ -120,6 +120,7 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     **dict.fromkeys((torch.narrow, "narrow"), _narrow),
     **dict.fromkeys((torch.select, "select"), _select),
     **dict.fromkeys((torch.tile, "tile"), lambda x, *many: x.repeat(*many)),
+    "cpu": lambda x: x,
     "where": lambda x, mask, other: torch.where(mask, x, other),
     "view_as": _view_as,
     "reshape_as": _view_as,
@@ -134,6 +135,10 @@ WHERE_ASKED: Mapping[Callable[..., Any] | str, tuple[Callable[..., bool], Callab
     **dict.fromkeys(
         (torch.clamp, torch.clip, "clamp", "clip"),
         (lambda *args, **named: any(map(_given, (*args[1:], *named.values()))), _clamp),
+    ),
+    "to": (
+        lambda x, *to, **named: len(to) == 1 and isinstance(to[0], str | torch.device) and not named,
+        lambda x, to: x,
     ),
     **dict.fromkeys((torch.add, "add"), (lambda *args, **named: "alpha" in named, _add)),
     **dict.fromkeys((torch.sub, "sub"), (lambda *args, **named: "alpha" in named, _sub)),

@@ -253,9 +253,9 @@ def recurrent_of(module: Module) -> RNNBase | None:
     return base if isinstance(base, RNNBase) and type(base) in RECURRENT else None
 
 
-def states_in(form: recurrent.Form) -> Rule:
-    """The rule that gives the states of a recurrent layer in a ``form``."""
-    return on_rows(partial(recurrent.states, form=form))
+def states_as(asked: recurrent.Asked) -> Rule:
+    """The rule that gives the states of a recurrent layer as they are ``asked`` for."""
+    return on_rows(partial(recurrent.states, asked=asked))
 
 
 def pass_of(module: Module) -> Callable[..., Any] | None:
