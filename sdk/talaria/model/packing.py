@@ -50,23 +50,20 @@ def pad(sequence: Padded, batch_first: bool = False, padding_value: float = 0.0,
 
 @contextmanager
 def replaced(module: Module, by: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
-    """In this context functions of ``torch.nn.utils.rnn`` are others wherever the passes of ``module`` find them:
-    there, and under any name in the files of Python that these stand in."""
+    """In this context functions, such as those of ``torch.nn.utils.rnn``, are others wherever the passes of ``module``
+    find them: there, and under any name in the files of Python that these stand in."""
     kinds = {kind for one in module.modules() for kind in type(one).__mro__}
     own = [getattr(vars(kind).get("forward"), "__globals__", None) for kind in kinds]
     spaces = {id(space): space for space in [vars(rnn), *own] if space is not None}.values()
-    found = [(space, name, one) for space in spaces for name, one in space.items() if _hashed(one) in by]
+    others = {id(one): other for one, other in by.items()}
+    found = [(space, name, one) for space in spaces for name, one in space.items() if id(one) in others]
     for space, name, one in found:
-        space[name] = by[one]
+        space[name] = others[id(one)]
     try:
         yield
     finally:
         for space, name, one in found:
             space[name] = one
-
-
-def _hashed(one: Any) -> Any:
-    return one if callable(one) and type(one) is type(pack) else None
 
 
 MOMENTS = "moments"

@@ -307,6 +307,10 @@ def _zeros(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, An
         return zeros(step, node.name, [MANY if one is ANY_BATCH else one for one in wanted], MANY)
     if isinstance(first, Zeros) or (isinstance(first, ZeroMap) and name in _FORMS):
         if name not in _FORMS:
+            if name in ("add", "iadd", "sub", "mul", "truediv"):
+                raise refused(
+                    node.name, "reckons with zeros", "begin with a parameter that is laid out for each sample"
+                )
             return first if isinstance(first, Zeros) else None
         own = first.shape if isinstance(first, Zeros) else (MANY, *(step.known(one) for one in sizes(first)))
         like, rest = torch.empty(own, device="meta"), [MANY if one is ANY_BATCH else one for one in _nodes(args[1:])]

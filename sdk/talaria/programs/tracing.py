@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd import Variable
 from torch.fx.proxy import TraceError
 from torch.nn import LSTM, Module, RNNBase
 from torch.nn.utils import rnn
@@ -48,11 +49,12 @@ class Tracer(fx.Tracer):
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         """As fx follows it, without sizes and pieces that nobody reads."""
-        packing: dict[Callable[..., Any], Callable[..., Any]] = {
+        others: dict[Callable[..., Any], Callable[..., Any]] = {
             rnn.pack_padded_sequence: _packed,
             rnn.pad_packed_sequence: self._padded,
+            Variable: lambda x, *_, **named: x,  # which is a tensor's old name
         }
-        with _followed_zeros(self), replaced(root, packing):
+        with _followed_zeros(self), replaced(root, others):
             graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):
             if not node.users and node.target in _LOOKS:

@@ -30,7 +30,7 @@ def batch_first(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], A
 
     Raises :class:`~talaria.errors.ModelError` for what is not known of a sequence that stands before the batch.
     """
-    if not any(_name(node) in _BEGINNINGS or _gives_lasts(node, module) for node in graph.nodes):
+    if not any(_begins(node) or _gives_lasts(node, module) for node in graph.nodes):
         return frozenset()
     turning = _Turning(graph, module)
     for node in graph.nodes:  # as they are before anything is rewritten
@@ -48,6 +48,18 @@ def _gives_lasts(node: fx.Node, module: Module) -> bool:
 
 _BEGINNINGS = ("permute", "transpose", "swapaxes", "t", "stack", "expand", "repeat", "unsqueeze")
 """What puts a sequence before the batch."""
+
+
+def _begins(node: fx.Node) -> bool:
+    """Whether ``node`` may put a sequence before the batch."""
+    return _name(node) in _BEGINNINGS or (node.target is operator.getitem and _index(node)[0] is None)
+
+
+def _index(node: Any) -> tuple[Any, ...]:
+    index = node.args[1]
+    return index if isinstance(index, tuple) and index else (index,)
+
+
 _DIM: Mapping[str, int] = {
     **dict.fromkeys(("mean", "sum", "amax", "amin", "max", "min", "softmax", "log_softmax", "softmin", "logsumexp"), 1),
     **dict.fromkeys(("std", "var", "unbind", "squeeze"), 1),
@@ -136,7 +148,7 @@ class _Turning:
     def _begin(self, node: Any) -> None:
         """What puts a sequence before the batch, if it does."""
         name, x = _name(node), node.args[0] if node.args else None
-        if name not in _BEGINNINGS or self._at(node) != 1:
+        if not _begins(node) or self._at(node) != 1:
             return
         if name == "stack":
             maps = node.args[0]
@@ -150,9 +162,11 @@ class _Turning:
             own = self._before(node, "transpose", x, 0, 1) if len(shape) == len(wanted) else x
             node.args = (own, wanted[1], wanted[0], *wanted[2:])
             self.second.add(node)
-        elif name == "unsqueeze":
+        elif name in ("unsqueeze", "getitem"):
             if isinstance(x, fx.Node) and self._at(x) == 0:
-                node.args, node.kwargs = (x, 1), {}
+                first, *rest = (_index(node)[1:] if name == "getitem" else ()) or (slice(None),)
+                node.target, node.args, node.kwargs = operator.getitem, (x, (first, None, *rest)), {}
+                node.op = "call_function"
                 self.second.add(node)
         elif isinstance(x, fx.Node) and self._at(x) == 0 and not (node.users and all(map(takes, node.users))):
             self._ordered(node, self._order(node, len(self.shapes[x])))
@@ -223,6 +237,9 @@ class _Turning:
             self._ordered(node, [_PLACES.get(one, one) for one in self._order(node, rank)])
         elif name in _EACH or (name in ("max", "min") and len(node.args) > 1 and isinstance(node.args[1], fx.Node)):
             self._each(node)
+        elif name in ("view", "reshape", "squeeze") and self._at(node) == 0 and self._first(node.args[0]) == 1:
+            node.target, node.args, node.kwargs = "reshape", (node.args[0], -1, *self.shapes[node][1:]), {}
+            node.op = "call_method"
         elif name in _DIM:
             self._along(node, name, rank)
         elif name in ("cat", "concat", "concatenate", "stack"):

@@ -218,6 +218,10 @@ def late(x):
         (lambda: Packed(True, False, padding_value=1.0), "pads by 1.0 to None; let it pad by 0 to 3"),
         (lambda: Packed(True, True), "pads to a length that is not known"),
         (lambda: Odd(lambda x: x + x.topk(2, 1)[0].sum(1, keepdim=True)), "topk.*take the largest by amax"),
+        (
+            lambda: Odd(lambda x: x + (torch.zeros(1, x.size(0), 12) + 1)[0]),
+            "reckons with zeros; begin with a parameter",
+        ),
         (lambda: Gru(first=True), r"begins with \(3, 12\) for each sample; give it \(1, batch, 4\)"),
         (lambda: Gru(take=1), "averages over 0"),
         (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),

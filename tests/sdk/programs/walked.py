@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 LINE, WORDS = (3, 12), (9,)
@@ -68,7 +69,9 @@ class Begun(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.transpose(1, 2)
-        out, _ = self.rnn(x, self.begin(x))
+        out, last = self.rnn(x, self.begin(x))
+        if self.how == "variable":
+            return self.head(last.view(-1, 6) + last.squeeze())
         return self.head(out.mean(1))
 
     def begin(self, x: Tensor) -> object:
@@ -81,6 +84,10 @@ class Begun(nn.Module):
         if self.how == "zero cells":
             h = self.start(x.mean(1)).unsqueeze(0).repeat(self.layers, 1, 1)
             return h, torch.zeros(self.layers, x.size(0), 6)
+        if self.how == "one more dimension":
+            return torch.tanh(self.start(x))[None, :, 0]
+        if self.how == "variable":
+            return Variable(torch.zeros(self.layers, x.size(0), 6))
         if self.how == "stacked":
             return torch.stack([self.start(x[:, i]) for i in range(self.layers)], 0)
         zeros = torch.zeros(self.layers, x.size(0), 6).requires_grad_().to(x.device)
@@ -138,7 +145,10 @@ NETS = {
     "packed, summed both ways": (WORDS, lambda: Packed("summed", nn.LSTM, 2)),
     "packed, weighed both ways": (WORDS, lambda: Packed("weighed", nn.RNN, 2, num_layers=2)),
     "packed, cells": (WORDS, lambda: Packed("cells", nn.LSTM, num_layers=2, dropout=0.3)),
-    **{f"begun, {how}": (LINE, lambda how=how: Begun(how)) for how in ("parameter", "sample")},
+    **{
+        f"begun, {how}": (LINE, lambda how=how: Begun(how))
+        for how in ("parameter", "sample", "one more dimension", "variable")
+    },
     "begun, parameter, rnn": (LINE, lambda: Begun("parameter", nn.RNN, 2)),
     "begun, stacked": (LINE, lambda: Begun("stacked", nn.GRU, 2)),
     **{f"begun, {how}": (LINE, lambda how=how: Begun(how, nn.LSTM, 2)) for how in ("repeated", "zero cells", "zeros")},
