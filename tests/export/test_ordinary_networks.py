@@ -20,7 +20,7 @@ def nets(name):
     return module
 
 
-tutorials, walked = nets("tutorials"), nets("walked")
+tutorials, walked, ranked = nets("tutorials"), nets("walked"), nets("ranked")
 
 NETS = [
     *(
@@ -99,9 +99,9 @@ def test_a_bundle_of_sequences_that_end_before_others_answers_as_torch_does(name
     assert roundings(session_of(open_bundle(path), "fp32")(x), wanted) <= 1000
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", [*NETS, *ranked.NETS])
 def test_a_bundle_is_whole_and_answers_as_torch_does(name, tmp_path):
-    shape, make = tutorials.NETS[name]
+    shape, make = {**tutorials.NETS, **ranked.NETS}[name]
     torch.manual_seed(0)
     net, path = make().eval(), tmp_path / "me.talaria"
     x = np.random.default_rng(0).standard_normal((6, *shape), np.float32)

@@ -1,5 +1,5 @@
 """What torch's exporter does not know, said as what it knows while a model is exported: the length of a batch,
-attention over three dimensions, maxima under windows of different sizes, packed sequences."""
+attention over three dimensions, maxima under windows of different sizes, values in the middle, packed sequences."""
 
 from __future__ import annotations
 
@@ -72,8 +72,26 @@ def _largest(pool: Callable[..., Any], rank: int) -> Callable[..., Any]:
     return pooled
 
 
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    found = torch.topk(x, k, dim, largest=False)
+    value, place = (one.narrow(dim, k - 1, 1) for one in (found.values, found.indices))
+    return torch.return_types.kthvalue((value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim)))
+
+
+def _median(x: Tensor, *dims: Any, **named: Any) -> Any:
+    if not dims and not named:
+        return torch.median(x)
+
+    def along(dim: int, keepdim: bool = False) -> Any:
+        return _kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+
+    return along(*dims, **named)
+
+
 _SAID: Mapping[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attended,
     F.adaptive_max_pool1d: _largest(F.adaptive_max_pool1d, 1),
     F.adaptive_max_pool2d: _largest(F.adaptive_max_pool2d, 2),
+    **dict.fromkeys((torch.kthvalue, Tensor.kthvalue), _kthvalue),
+    **dict.fromkeys((torch.median, Tensor.median), _median),
 }

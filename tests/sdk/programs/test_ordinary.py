@@ -30,7 +30,7 @@ def nets(name):
     return module.NETS
 
 
-NETS = {**nets("ordinary"), **nets("before"), **nets("walked")}
+NETS = {**nets("ordinary"), **nets("before"), **nets("walked"), **nets("ranked")}
 
 STEPS = 8
 
@@ -117,6 +117,8 @@ def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
         "words gathered",
         "packed, cells",
         "begun, sample",
+        "k-max",
+        "sums",
     ],
 )
 def test_it_is_differentiated_twice(name):

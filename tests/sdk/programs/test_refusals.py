@@ -217,7 +217,7 @@ def late(x):
         (lambda: Packed(True, False), "longest sample of the batch, .*total_length=x.size"),
         (lambda: Packed(True, False, padding_value=1.0), "pads by 1.0 to None; let it pad by 0 to 3"),
         (lambda: Packed(True, True), "pads to a length that is not known"),
-        (lambda: Odd(lambda x: x + x.topk(2, 1)[0].sum(1, keepdim=True)), "topk.*take the largest by amax"),
+        (lambda: Odd(lambda x: x + x.topk(1, 0)[0]), "'topk' goes along the first dimension; put the batch there"),
         (
             lambda: Odd(lambda x: x + (torch.zeros(1, x.size(0), 12) + 1)[0]),
             "reckons with zeros; begin with a parameter",
@@ -228,7 +228,8 @@ def late(x):
         (lambda: Odd(lambda x: x + torch.randn_like(x)), "randn_like.* draw in layers alone"),
         (lambda: Odd(drop_path), "new_empty.* draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth"),
         (lambda: Odd(stochastic_depth), "empty.* draw in layers alone"),
-        (lambda: Odd(torch.cumsum), "cumsum"),
+        (lambda: Odd(lambda x: x.cumsum(0)), "'cumsum' goes along the first dimension"),
+        (lambda: Odd(lambda x: x.cummax(1)[0]), "cummax"),
         (lambda: Odd(lambda x: x[::2]), "keep the whole batch"),
         (lambda: Odd(lambda x: x.flip(0)), "behind the batch"),
         (lambda: Odd(lambda x: x.roll(1, 0)), "turns the batch"),

@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from talaria.programs.layers.ranking import RANKING
+
 
 def _given(one: Any) -> bool:
     """Whether a bound is a value that is followed, and no number."""
@@ -111,6 +113,7 @@ def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float 
 
 
 SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
+    **RANKING,
     **dict.fromkeys((torch.lerp, "lerp"), _lerp),
     **dict.fromkeys((torch.prod, "prod"), _prod),
     **dict.fromkeys((torch.addcmul, "addcmul"), _addcmul),

@@ -84,7 +84,6 @@ MENDS: Mapping[type[Module], str] = {
 _DRAWN = "draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth, which every engine draws alike"
 FUNCTION_MENDS: Mapping[str, str] = {
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "bernoulli", "empty", "new_empty"), _DRAWN),
-    **dict.fromkeys(("topk", "sort", "argsort", "median", "kthvalue"), "take the largest by amax, or weigh by softmax"),
     "einsum": "give it two tensors, as in torch.einsum('bld,de->ble', x, weight)",
 }
 """What to use instead of a function."""

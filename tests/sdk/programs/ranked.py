@@ -1,0 +1,43 @@
+"""Networks that put values in their order, and add them up."""
+
+import torch
+from torch import Tensor, nn
+
+LINE, WORDS = (3, 12), (9,)
+
+
+class Ranked(nn.Module):
+    """Maps of which values are chosen by their order, in one of the ways in which people do it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.conv, self.head, self.how = nn.Conv1d(3, 6, 3, padding=1), nn.Linear(6, 4), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.read(self.conv(x)))
+
+    def read(self, x: Tensor) -> Tensor:
+        if self.how == "k-max":
+            places = x.topk(3, dim=2)[1].sort(dim=2)[0]
+            return (x.gather(2, places) * torch.tensor([1.0, 2.0, 3.0])).sum(2)
+        if self.how == "topk":
+            values, _ = torch.topk(x, 4, dim=-1)
+            return values.mean(-1) + x.topk(2, 2, largest=False).values[:, :, 1]
+        if self.how == "sort":
+            return (torch.sort(x, dim=2, descending=True)[0] * torch.arange(12.0)).mean(2) + x.sort().values[:, :, 3]
+        if self.how == "median":
+            return x.median(dim=2).values + torch.kthvalue(x, 4, 2)[0] + x.median(2, keepdim=True)[0].squeeze(2)
+        if self.how == "ties":
+            return (torch.relu(x).topk(5, 2).values * torch.arange(1.0, 6.0)).sum(2)
+        if self.how == "sums":
+            return torch.cumsum(x, dim=2).amax(2) + x.transpose(1, 2).cumsum(1).mean(1) * x[:, 0].cumsum(-1).mean(
+                1, keepdim=True
+            )
+        gate = x.mean(2)  # which experts are asked
+        least = gate.topk(2, 1)[0][:, 1:]
+        return torch.softmax(gate.masked_fill(gate < least, -1e9), 1) * x.amax(2)
+
+
+NETS = {
+    how: (LINE, lambda how=how: Ranked(how)) for how in ("k-max", "topk", "sort", "median", "ties", "sums", "experts")
+}
