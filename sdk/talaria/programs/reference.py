@@ -150,7 +150,9 @@ def _times(draws: Iterator[Tensor], x: Tensor) -> Tensor:
 
 
 def _beside(draw: Tensor, x: Tensor) -> Tensor:
-    """A draw for each sample, channel or value, so that it multiplies ``x``."""
+    """A draw for each sample, channel or value, so that it multiplies ``x``, in which the batch may be merged."""
+    if draw.dim() > x.dim():
+        return draw.reshape(x.shape)
     return draw.reshape(*draw.shape, *(1 for _ in range(x.dim() - draw.dim())))
 
 

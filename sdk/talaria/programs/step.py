@@ -21,6 +21,7 @@ from talaria.programs.layers.recurrent import ROWS
 from talaria.programs.layers.sequence import opened, sizes
 from talaria.programs.layers.weighing import WIDEST
 from talaria.programs.longest import require_none
+from talaria.programs.merged import parted
 from talaria.programs.nodes import Layer, resolved
 from talaria.programs.tracing import Tracer
 from talaria.programs.turning import batch_first
@@ -170,6 +171,7 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         ) from None
     if tracer.unpacked:
         require_none(module, [step.known(one) for one in sizes(x)])
+    parted(traced, module, tracer.shape)
     second = batch_first(traced, module, tracer.shape)
     maps: dict[fx.Node, Map] = {}
     held: dict[fx.Node, Any] = {}

@@ -52,7 +52,7 @@ _BEGINNINGS = ("permute", "transpose", "swapaxes", "t", "stack", "expand", "repe
 
 def _begins(node: fx.Node) -> bool:
     """Whether ``node`` may put a sequence before the batch."""
-    return _name(node) in _BEGINNINGS or (node.target is operator.getitem and _index(node)[0] is None)
+    return name_of(node) in _BEGINNINGS or (node.target is operator.getitem and _index(node)[0] is None)
 
 
 def _index(node: Any) -> tuple[Any, ...]:
@@ -67,7 +67,7 @@ _DIM: Mapping[str, int] = {
 }
 """By what goes along a dimension, where it is told which."""
 _DEFAULT = {"unbind": 0, "chunk": 0, "split": 0, "normalize": 1}
-_EACH = {
+EACH = {
     *(str(getattr(one, "__name__", one)) for one in (*elementwise.EACH, *activation.FUNCTIONS)),
     *("add", "iadd", "sub", "isub", "mul", "imul", "truediv", "itruediv", "div", "pow", "maximum", "minimum"),
     *("dropout", "clamp", "clamp_min", "clamp_max", "masked_fill", "where", "invert", "logical_not", "detach"),
@@ -75,7 +75,7 @@ _EACH = {
     *("eq", "ne", "gt", "lt", "ge", "le", "zeros_like"),
 }
 """What looks at each value alone."""
-_LAYERS = (Linear, Embedding, Identity, Dropout, *activation.OF)
+LAYERS = (Linear, Embedding, Identity, Dropout, *activation.OF)
 """Layers that look at the last dimension, or at each value."""
 
 
@@ -83,7 +83,8 @@ _PLACES = {0: 1, 1: 0}
 """Where a dimension is once the first two are in each other's place, of those that move."""
 
 
-def _name(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
+    """What a node calls, by its name; nothing of what calls nothing."""
     return str(getattr(node.target, "__name__", node.target)) if node.op.startswith("call_") else ""
 
 
@@ -147,7 +148,7 @@ class _Turning:
 
     def _begin(self, node: Any) -> None:
         """What puts a sequence before the batch, if it does."""
-        name, x = _name(node), node.args[0] if node.args else None
+        name, x = name_of(node), node.args[0] if node.args else None
         if not _begins(node) or self._at(node) != 1:
             return
         if name == "stack":
@@ -172,7 +173,7 @@ class _Turning:
             self._ordered(node, self._order(node, len(self.shapes[x])))
 
     def _order(self, node: Any, rank: int) -> list[int]:
-        name = _name(node)
+        name = name_of(node)
         given = _flat(node.args[1:]) or [*node.kwargs.values()]
         if name == "permute":
             return [one % rank for one in given]
@@ -206,7 +207,7 @@ class _Turning:
                 raise self._reads_first(node)
             self.second.add(node)
             self.giving.add(node)
-        elif type(own) in _LAYERS or (isinstance(own, LayerNorm | RMSNorm) and len(own.normalized_shape) <= rank - 2):
+        elif type(own) in LAYERS or (isinstance(own, LayerNorm | RMSNorm) and len(own.normalized_shape) <= rank - 2):
             self.second.add(node)
         else:
             raise self._unknown(node, f"reads by {type(own).__name__}")
@@ -232,10 +233,10 @@ class _Turning:
         return max((len(shape) for one in node.all_input_nodes if (shape := self.shapes.get(one))), default=0)
 
     def _call(self, node: Any) -> None:
-        name, rank = _name(node), self._rank(node)
+        name, rank = name_of(node), self._rank(node)
         if name in ("permute", "transpose", "swapaxes", "t"):
             self._ordered(node, [_PLACES.get(one, one) for one in self._order(node, rank)])
-        elif name in _EACH or (name in ("max", "min") and len(node.args) > 1 and isinstance(node.args[1], fx.Node)):
+        elif name in EACH or (name in ("max", "min") and len(node.args) > 1 and isinstance(node.args[1], fx.Node)):
             self._each(node)
         elif name in ("view", "reshape", "squeeze") and self._at(node) == 0 and self._first(node.args[0]) == 1:
             node.target, node.args, node.kwargs = "reshape", (node.args[0], -1, *self.shapes[node][1:]), {}
@@ -272,7 +273,7 @@ class _Turning:
         return int(self.shapes[node][0])
 
     def _size(self, node: Any) -> None:
-        if _name(node) == "size" and len(node.args) > 1:
+        if name_of(node) == "size" and len(node.args) > 1:
             node.args = (node.args[0], _PLACES.get(node.args[1], node.args[1]))
         else:
             self.asked.add(node)

@@ -1,4 +1,4 @@
-"""Networks that put values in their order, and add them up."""
+"""Networks that put values in their order, add them up, and merge the batch with time."""
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,42 @@ class Ranked(nn.Module):
         return torch.softmax(gate.masked_fill(gate < least, -1e9), 1) * x.amax(2)
 
 
+class TimeDistributed(nn.Module):
+    """A module over each step, as people write it who come from Keras."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.module(x.contiguous().view(-1, x.size(-1)))
+        return y.contiguous().view(x.size(0), -1, y.size(-1))
+
+
+class Merged(nn.Module):
+    """Batch and time as one, and apart again."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        each = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 6))
+        self.each, self.how, self.norm = TimeDistributed(each), how, nn.LayerNorm(6)
+        self.gru, self.head = nn.GRU(6, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.each(x.transpose(1, 2))
+        b, t, c = x.shape
+        if self.how == "gru":
+            return self.head(self.gru(x)[0][:, -1])
+        if self.how == "flatten":
+            return self.head(x.flatten(0, 1)).view(-1, t, 4).amax(1)
+        y = x.reshape(b * t, c)
+        return self.head(torch.tanh(self.norm(y)) * y + y).view(b, t, 4).mean(1)
+
+
 NETS = {
-    how: (LINE, lambda how=how: Ranked(how)) for how in ("k-max", "topk", "sort", "median", "ties", "sums", "experts")
+    **{
+        how: (LINE, lambda how=how: Ranked(how))
+        for how in ("k-max", "topk", "sort", "median", "ties", "sums", "experts")
+    },
+    **{f"merged, {how}": (LINE, lambda how=how: Merged(how)) for how in ("gru", "flatten", "sizes")},
 }
