@@ -1,5 +1,6 @@
 """What torch's exporter does not know, said as what it knows while a model is exported: the length of a batch,
-attention over three dimensions, maxima under windows of different sizes, values in the middle, packed sequences."""
+attention over three dimensions, maxima under windows of different sizes, values in the
+middle and at places that are named, packed sequences."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from talaria.model.packing import unpacked
+from talaria.programs.layers.ranking import scatter
 from talaria.programs.layers.windows import covering
 
 
@@ -92,6 +94,7 @@ _SAID: Mapping[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attended,
     F.adaptive_max_pool1d: _largest(F.adaptive_max_pool1d, 1),
     F.adaptive_max_pool2d: _largest(F.adaptive_max_pool2d, 2),
+    **dict.fromkeys((torch.scatter, Tensor.scatter), scatter),
     **dict.fromkeys((torch.kthvalue, Tensor.kthvalue), _kthvalue),
     **dict.fromkeys((torch.median, Tensor.median), _median),
 }

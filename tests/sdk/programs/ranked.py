@@ -33,6 +33,11 @@ class Ranked(nn.Module):
             return torch.cumsum(x, dim=2).amax(2) + x.transpose(1, 2).cumsum(1).mean(1) * x[:, 0].cumsum(-1).mean(
                 1, keepdim=True
             )
+        if self.how == "scattered":
+            gate = x.mean(2)
+            values, places = gate.topk(2, dim=-1)
+            share = torch.full_like(gate, float("-inf")).scatter(-1, places, values)
+            return torch.softmax(share, -1) * x.amax(2) + torch.zeros_like(gate).scatter(1, places, 0.5)
         gate = x.mean(2)  # which experts are asked
         least = gate.topk(2, 1)[0][:, 1:]
         return torch.softmax(gate.masked_fill(gate < least, -1e9), 1) * x.amax(2)
@@ -73,7 +78,7 @@ class Merged(nn.Module):
 NETS = {
     **{
         how: (LINE, lambda how=how: Ranked(how))
-        for how in ("k-max", "topk", "sort", "median", "ties", "sums", "experts")
+        for how in ("k-max", "topk", "sort", "median", "ties", "sums", "experts", "scattered")
     },
     **{f"merged, {how}": (LINE, lambda how=how: Merged(how)) for how in ("gru", "flatten", "sizes")},
 }

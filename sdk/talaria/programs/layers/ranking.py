@@ -56,6 +56,18 @@ def median(x: Any, dim: int, keepdim: bool = False) -> Ranked:
     return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
 
 
+def scatter(x: Any, dim: int, index: Any, src: Any) -> Any:
+    """``x`` with the values of ``src``, or a number, at the places that ``index`` names, each once."""
+    rank = len(x.shape)
+    axis = dim % rank
+    _require_behind("scatter", axis)
+    many, behind = x.shape[axis], [1] * (rank - 1 - axis)
+    places = torch.arange(float(many)).reshape(many, 1, *behind)
+    chosen = index.unsqueeze(axis).expand(*[-1] * axis, many, *[-1] * (rank - axis)) == places
+    found = src if isinstance(src, int | float) else torch.where(chosen, src.unsqueeze(axis), 0.0).sum(axis + 1)
+    return torch.where(chosen.float().sum(axis + 1) > 0, found, x)
+
+
 def _ranked(name: str, x: Any, dim: int, descending: bool, places: Sequence[int]) -> Ranked:
     rank = len(x.shape)
     axis = dim % rank
@@ -78,6 +90,7 @@ def _require_behind(name: str, axis: int) -> None:
 
 RANKING: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     **dict.fromkeys((torch.cumsum, "cumsum"), cumsum),
+    **dict.fromkeys((torch.scatter, "scatter"), scatter),
     **dict.fromkeys((torch.topk, "topk"), topk),
     **dict.fromkeys((torch.sort, "sort"), sort),
     **dict.fromkeys((torch.argsort, "argsort"), argsort),
