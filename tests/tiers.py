@@ -132,6 +132,10 @@ AGAIN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "tests/hostile/test_liars.py": lambda given: given.get("mode") == "asynchronous" and given["name"] != "ffgg",
     "tests/sdk/algorithms/test_trajectories.py": lambda given: given.get("setting") == "masks, adapters",
     "tests/sdk/federated/test_kit.py": lambda given: given.get("name", "ditto") not in {*QUICK_LAWS, "ditto", "thorki"},
+    "tests/sdk/programs/test_ordinary.py": lambda given: (  # of which each says what another does
+        given.get("name") in ("sentiment by GRU", "last states, viewed", "last states, joined", "begun, zeros")
+        or str(given.get("name")).startswith("translating, packed")
+    ),
     "tests/sdk/programs/test_parity.py": lambda given: given.get("recipe") == "plain",
     "tests/system/test_history.py": lambda given: given.get("seed", 0) > 31 or given.get("seed") in (8, 14),
 }
