@@ -251,9 +251,11 @@ def _figure(value: float | None, form: str, unit: str = "") -> str:
 
 
 def _arrays(path: Path, part: int) -> tuple[Any, Any]:
-    """``x`` and ``y`` of a file of samples (:mod:`talaria.recorded`): those of the part, where it says parts."""
+    """``x`` and ``y`` of a file of samples (:mod:`talaria.recorded`), which may be called ``npz:FILE`` as elsewhere:
+    those of the part, where it says parts."""
     from talaria import recorded
 
+    path = Path(str(path).removeprefix("npz:"))
     found = recorded.read(path, ARRAY_LIMIT)
     if found.split is None:
         return found.x, found.y

@@ -72,6 +72,19 @@ def test_a_window_whose_label_the_run_has_no_class_for_is_set_aside_and_named(tm
         checked(loaded, SHAPE, 3, "per_step")  # none fits: another task, and no fault of one file
 
 
+def test_a_window_whose_label_has_another_form_is_not_learned_from_and_named(tmp_path, clock, caplog):
+    folder = tmp_path / "windows"
+    for i in range(12):
+        window(folder, f"w{i}", clock[0] - 30 + i, [i % 3], split=[int(i >= 9)])
+    window(folder, "list", clock[0], [[1, 0]], split=[0])
+    source = FolderSource(folder)
+    source.label("w3", [1, 2, 0])
+    loaded = source.load()
+    assert checked(loaded, SHAPE, 3).train.y.tolist() == [0, 1, 2, 1, 2, 0, 1, 2]
+    assert len(loaded.unlabelled) == 2
+    assert "another form than most (one number): w3.npz, list.npz; correct these files" in caplog.text
+
+
 def test_steps_and_several_labels_are_set_aside_by_their_file_too(tmp_path, clock):
     for task, good, odd in (("per_step", [0, 2, -1], [0, 5, 1]), ("multilabel", [0, 1, 1], [0, 2, 0])):
         folder = tmp_path / task

@@ -93,7 +93,7 @@ def test_raw_recording_is_cut_by_the_bundle(app, files, imu, tmp_path):
     lines = run(app, "predict", out, tmp_path / "recording.csv").stdout.splitlines()
     assert [line.split("\t")[:2] for line in lines] == [[str(row["begin"]), row["label"]] for row in answer]
     np.savez(tmp_path / "raw.npz", x=imu.x.numpy() * 2 + 1, y=imu.y.numpy())
-    report = json.loads(run(app, "verify", out, "--data", tmp_path / "raw.npz", "--json").stdout)[0]
+    report = json.loads(run(app, "verify", out, "--data", f"npz:{tmp_path / 'raw.npz'}", "--json").stdout)[0]
     assert report["ok"]
     assert report["agreement"] == 1.0
     assert report["latency_ratio"] > 0

@@ -73,7 +73,7 @@ class FolderSource:
         """
         windows = self._kept()
         late = self.queue.read()
-        given = [self._labels(one, late) for one in windows]
+        given = self._of_one_form(windows, [self._labels(one, late) for one in windows])
         held = _held_out([one.name for one in windows])
         parts: list[tuple[list[Array], list[Any], list[str]]] = [([], [], []) for _ in recorded.PARTS]
         unlabelled: list[Array] = []
@@ -206,6 +206,22 @@ class FolderSource:
         said = [late.get(f"{one.name}/{one.begin + row}", late.get(one.name, y)) for row, y in enumerate(own)]
         return [None if _unknown(label) else self._class(one, label) for label in said]
 
+    def _of_one_form(self, windows: list[_Window], given: list[list[Any]]) -> list[list[Any]]:
+        """Labels of the form that most have, a number or so many; any other is as if it were not known, and told."""
+        forms = [[None if label is None else _form(label) for label in labels] for labels in given]
+        usual = Counter(form for each in forms for form in each if form is not None).most_common(1)
+        if not usual:
+            return given
+        most = usual[0][0]
+        odd = [f"{one.name}.npz" for one, each in zip(windows, forms, strict=True) if {*each} - {None, most}]
+        if odd:
+            logger.warning("%s: not learned from, as their labels have another form than most (%s): %s; correct these "
+                           "files, or label their windows again", self.path, most, some_of(odd, 6))  # fmt: skip
+        return [
+            [label if form == most else None for label, form in zip(labels, each, strict=True)]
+            for labels, each in zip(given, forms, strict=True)
+        ]
+
     def _class(self, one: _Window, label: Any) -> Any:
         if isinstance(label, bytes):
             label = label.decode("utf-8", "replace")
@@ -287,6 +303,16 @@ def _unknown(label: Any) -> bool:
         or (type(label) is int and label == -1)
         or (isinstance(label, float) and math.isnan(label))
     )
+
+
+def _form(label: Any) -> str:
+    """What a label is, in words."""
+    try:
+        made = np.asarray(label)
+    except ValueError:
+        return "numbers of several lengths"
+    kind = "numbers" if made.dtype.kind in "biuf" else "text"
+    return f"{' x '.join(map(str, made.shape))} {kind}" if made.ndim else "one number"
 
 
 def _held_out(names: list[str]) -> set[str]:

@@ -95,7 +95,9 @@ def simulate(
     no_training: Annotated[bool, typer.Option("--no-training", help="Only write the fleet of --write-fleet.")] = False,
     evaluate_every: Annotated[
         int | None,
-        typer.Option(help="Measure the members after every so many rounds; default: never, with --report ten times."),
+        typer.Option(
+            help="Measure the members after every so many rounds and the last; default: never, with --report ten times."
+        ),
     ] = None,
     engine: Annotated[
         str,

@@ -123,7 +123,7 @@ class Experiment:
         )
         marks = {} if save is None else checkpoint.restore(save, fleet)
         for facts in versions:
-            if self.evaluate_every and facts.round % self.evaluate_every == 0:
+            if self.evaluate_every and (facts.round % self.evaluate_every == 0 or facts.round == self.run.rounds):
                 marks[facts.round] = evaluate(learned(fleet), self.data, members, facts.round, crew).accuracy.mean
             if save is not None:
                 checkpoint.write(save, learned(fleet), marks, fleet)
@@ -205,7 +205,8 @@ def simulate(
         asynchronous: No rounds in step; ``buffering`` (``buffer``, ``max_staleness``, ``damping``) says how updates
             make a version.
         data_options: Options of a dataset that is given by name.
-        evaluate_every: Measure the members after every so many rounds, for ``result.curve``; 0: at the end alone.
+        evaluate_every: Measure the members after every so many rounds and the last one, for ``result.curve``; 0: at
+            the end alone.
         engine: Who trains: ``"torch"``, ``"onnx"``, graphs of the same model in ONNX Runtime (docs/programs.md says
             which algorithms and layers), or ``"auto"``: the one of the two that is faster here, by a few steps of each.
             Their results differ by rounding, so that ``"auto"`` may differ between machines; what it took is kept in

@@ -74,6 +74,12 @@ def test_python_and_the_command_give_the_same(file: Path) -> None:
     assert set(result.clients) == {"anna", "bela", "carl"}
 
 
+def test_the_curve_ends_with_the_last_round_whatever_the_step(data: talaria.Federated) -> None:
+    result = talaria.simulate("fedavg", data, rounds=3, evaluate_every=2)
+    assert [point.round for point in result.curve if point.accuracy is not None] == [2, 3]
+    assert result.as_dict()["curve"][-1] == {"round": 3, "accuracy": result.accuracy.mean}
+
+
 def test_objects_do_what_names_do(data: talaria.Federated) -> None:
     from talaria.aggregate.robust.median import Median
     from talaria.algorithms.fedprox import FedProx
