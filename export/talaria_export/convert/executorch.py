@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from talaria.errors import ConfigError, ModelError
 from talaria_export.bundle.preprocess import Preprocessing
-from talaria_export.convert.onnx import prepared
+from talaria_export.convert.onnx import prepared, take_a_gradient
 
 TOLERANCE = 1e-4
 """Largest difference to torch that a program may show."""
@@ -109,6 +109,7 @@ def _lowered(model: Module, one: Tensor) -> bytes:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
+        take_a_gradient()
         program = torch.export.export(model, (one,))
         lowered: Any = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
         return bytes(lowered.to_executorch().buffer)

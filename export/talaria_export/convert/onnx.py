@@ -124,6 +124,7 @@ def _exported(model: Module, batch: Tensor) -> ModelProto:
     try:
         with _quietly(), spoken(model):
             _build_translations_once()
+            take_a_gradient()
             program = torch.onnx.export(
                 model,
                 (batch,),
@@ -145,6 +146,14 @@ def _exported(model: Module, batch: Tensor) -> ModelProto:
         raise ModelError(f"model: torch gave no ONNX program for {type(model).__name__}; simplify its forward")
     proto: ModelProto = program.model_proto
     return proto
+
+
+def take_a_gradient() -> None:
+    """With the first gradient of a process torch starts a thread for each device beside the CPU, and whoever exports
+    has it see devices that are not there: processes that are forked later, such as the workers of a simulation, could
+    then take none. So one is taken before anything is exported."""
+    with torch.inference_mode(False), torch.enable_grad():
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _build_translations_once() -> None:

@@ -149,13 +149,25 @@ def _serve(link: socket, others: list[socket], file: int, work: Work) -> None:
             try:
                 facts, tensors, data = work(head["asked"], dict(shared), private)
             except Exception as error:
-                _send(link, json.dumps({"error": [type(error).__name__, str(error)]}).encode())
-                if not isinstance(error, TalariaError):
+                known = _known(error)
+                _send(link, json.dumps({"error": [type(known).__name__, str(known)]}).encode())
+                if not isinstance(known, TalariaError):
                     raise
                 continue
             _send(link, json.dumps({"facts": dict(facts)}).encode())
             _send(link, packed(tensors))
             _send(link, data)
+
+
+def _known(error: Exception) -> Exception:
+    """``error``, or what it means of ours."""
+    if isinstance(error, RuntimeError) and "fork-based multiprocessing" in str(error):
+        return ConfigError(
+            "simulate: workers cannot learn here: torch has started threads of its own for gradients in this process, "
+            "as it does for a GPU and after torch.export, and what is forked from it takes none; take workers=0, or "
+            "simulate in a process that has not (`talaria simulate` is one)"
+        )
+    return error
 
 
 def _answer(link: socket) -> Answer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -28,6 +27,7 @@ from talaria.wire.in_flight import InFlight
 from talaria.wire.inbox_budget import Budget
 from talaria.wire.lost import Lost
 from talaria.wire.mqtt_asyncio import Pump
+from talaria.wire.post import Post
 from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, Transport, Will
 from talaria.wire.validity import validities
 
@@ -329,8 +329,7 @@ class _Session:
         self._batches: dict[int, tuple[str, ...]] = {}
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._ending = False
-        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._woken = False
+        self._post = Post(self._loop).put
         self._complaint = ""
         self.largest: int | None = None
         client.enable_logger(_Errors(self))
@@ -447,25 +446,7 @@ class _Session:
         self.lost.set(reason)
         self._moved.set()
 
-    def _take_post(self) -> None:
-        self._woken = False  # first: what comes from now on wakes again
-        try:
-            while self._posted:
-                what, args = self._posted.popleft()
-                what(*args)
-        finally:
-            if self._posted:
-                self._loop.call_soon(self._take_post)
-
     # -- called in the network thread --
-
-    def _post(self, what: Callable[..., None], *args: Any) -> None:
-        """Have the event loop do this, in the order of the calls; it is woken once for all that waits."""
-        self._posted.append((what, args))
-        if not self._woken:
-            self._woken = True
-            with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody listens any more
-                self._loop.call_soon_threadsafe(self._take_post)
 
     def subscribe(self, filters: tuple[str, ...]) -> list[int]:
         """Ask for these, in packets that any broker takes, whose numbers are returned; the broker then tells what it

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -50,6 +52,44 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(algorithm: str, tmp_pa
     kept = tmp_path / "run"
     talaria.simulate(algorithm, fleet(), "imu_cnn", rounds=2, options=options, evaluate_every=1, save=kept, workers=2)
     assert same(alone, talaria.resume(kept, data=fleet(), workers=2))
+
+
+LEARNING = """
+import numpy as np, torch, talaria
+{before}
+y = np.tile(np.arange(3), 20)
+x = np.random.default_rng(3).normal(size=(60, 4)) + y[:, None]
+data = talaria.Federated.from_arrays(x, y, np.repeat(["anna", "bela"], 30))
+print(talaria.simulate("fedavg", data, "mlp", rounds=1, workers=2).accuracy.mean)
+"""
+EXPORTED = """
+from talaria_export.convert.onnx import export_onnx
+export_onnx(torch.nn.Linear(4, 3), torch.zeros(2, 4))
+torch.ones(1, requires_grad=True).sum().backward()  # as whoever trains here does
+"""
+FOREIGN = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode():
+    torch.ones(1, requires_grad=True).sum().backward()
+"""
+
+
+def learned_after(before: str) -> subprocess.CompletedProcess[str]:
+    script = LEARNING.format(before=before)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_workers_learn_in_a_process_that_has_exported_a_model_and_trained() -> None:
+    done = learned_after(EXPORTED)
+    assert done.returncode == 0, done.stderr
+    assert 0 < float(done.stdout.split()[-1]) <= 1
+
+
+def test_workers_that_can_take_no_gradients_say_why() -> None:
+    done = learned_after(FOREIGN)
+    assert done.returncode == 1
+    assert "ConfigError: simulate: workers cannot learn here" in done.stderr
+    assert "take workers=0" in done.stderr
 
 
 def test_what_a_worker_raises_is_raised_here() -> None:

@@ -567,39 +567,6 @@ def test_no_line_is_written_for_a_packet_and_an_error_is_heard():
     asyncio.run(story())
 
 
-def test_the_loop_is_woken_once_for_what_waits_and_an_error_loses_nothing_behind_it():
-    async def story() -> tuple[list[object], list[str]]:
-        loop, errors, woken = asyncio.get_running_loop(), [], 0
-        loop.set_exception_handler(lambda _, context: errors.append(str(context["exception"])))
-        session = _Session(
-            paho.Client(paho.CallbackAPIVersion.VERSION2), asyncio.Queue(), Budget(1, 1.0), 1, True, False
-        )
-        wake, done = loop.call_soon_threadsafe, list[object]()
-
-        def counted(*what: object) -> object:
-            nonlocal woken
-            woken += 1
-            return wake(*what)
-
-        loop.call_soon_threadsafe = counted
-
-        def post() -> None:
-            for number in range(5):
-                session._post(done.append, number)
-            session._post(lambda: 1 / 0)
-            for number in range(5, 10):
-                session._post(done.append, number)
-
-        thread = threading.Thread(target=post)
-        thread.start()
-        thread.join()  # the loop did nothing meanwhile
-        done.append(woken)
-        await asyncio.sleep(0.01)
-        return done, errors
-
-    assert asyncio.run(story()) == ([1, *range(10)], ["division by zero"])
-
-
 def test_an_address_hides_its_password():
     address = Address.parse("mqtts://anna:s%40cret@host")
     assert (address.username, address.password, address.port, address.tls) == ("anna", "s@cret", 8883, True)
