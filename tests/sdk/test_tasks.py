@@ -106,6 +106,14 @@ def test_the_figures_of_each_task() -> None:
     assert tasks.of("regression").measured(one, one) == (1.0, 0.0)
     assert tasks.of("regression").measured(one + 3, one) == (0.0, -3.0)
     assert tasks.of("regression").measured(y * 1e9, y * 0)[1] == pytest.approx(-11e9)
+    units = np.array([1e-3, 1e6], np.float32)
+    two = np.stack([np.arange(4.0), np.arange(4.0)], 1).astype(np.float32) * units
+    blind = two.copy()
+    blind[:, 0] = two[:, 0].mean()  # of two targets the one in millions does not hide the other
+    assert tasks.of("regression").measured(blind, two)[0] == pytest.approx(0.5)
+    flat = np.stack([two[:, 1], np.ones(4, np.float32)], 1)
+    assert tasks.of("regression").measured(flat, flat)[0] == 1.0
+    assert tasks.of("regression").measured(flat + np.array([0, 1], np.float32), flat)[0] == pytest.approx(0.5)
     several = np.array([[1, 0, 0], [1, 1, 0]])
     logits = np.array([[2.0, 1, -1], [3, -1, -1]], np.float32)
     assert tasks.of("multilabel").measured(logits, several) == (pytest.approx(2 / 3), pytest.approx(0.5))

@@ -24,8 +24,8 @@ LEAST_SPREAD = 1e-6
 @dataclass(frozen=True)
 class Regression:
     """``kind``: ``"huber"`` (P. J. Huber, 1964; squared up to ``delta`` standard deviations, linear beyond) or
-    ``"squared"``. The score is R², the share of the targets' variance that is explained: 1 is perfect, 0 is what their
-    mean is worth, and it may be negative.
+    ``"squared"``. The score is R², the share of a target's variance that is explained, of several targets the mean of
+    theirs, whatever their units: 1 is perfect, 0 is what a target's mean is worth, and it may be negative.
 
     ``center``: what is taken off a device's targets before they are scaled, their ``"mean"`` or nothing (``"zero"``).
     """
@@ -68,17 +68,18 @@ class Regression:
         return float((cut * (away - cut / 2)).sum() / count), cut / count
 
     def measured(self, out: Array, y: Array) -> tuple[float, float]:
-        """R² over all targets, each about its own mean, and minus the mean absolute error, in the targets' units. Of
-        targets that do not vary, such as a single one, no share can be explained: 1 where they are met, else 0, as
-        scikit-learn has it."""
+        """The mean of each target's R², and minus the mean absolute error, in the targets' units. Of a target that does
+        not vary, such as that of a single sample, no share can be explained: 1 where it is met, else 0, as scikit-learn
+        has it."""
         found, wanted = (values.reshape(len(y), -1).astype(np.float64) for values in (out, y))
         if not np.isfinite(found).all():
             return WORST, WORST
         away = found - wanted
-        missed, spread = float((away**2).sum()), float(((wanted - wanted.mean(0)) ** 2).sum())
-        least = LEAST_SPREAD**2 * wanted.size
-        score = max(WORST, 1 - missed / spread) if spread > least else float(missed <= least)
-        return score, -float(np.abs(away).mean())
+        missed, spread = (away**2).sum(0), ((wanted - wanted.mean(0)) ** 2).sum(0)
+        least = LEAST_SPREAD**2 * len(wanted)
+        varies = spread > least
+        explained = np.maximum(WORST, 1 - missed / np.where(varies, spread, 1))
+        return float(np.where(varies, explained, missed <= least).mean()), -float(np.abs(away).mean())
 
     def decided(self, out: Array) -> Array | None:
         """None: it says numbers."""
