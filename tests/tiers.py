@@ -77,6 +77,7 @@ THOROUGH = (
     "tests/sdk/programs/test_hostile.py::test_changed_bytes_are_refused_or_still_a_program[flip]",
     "tests/sdk/simulation/test_experiment.py::test_a_run_killed_at_any_write",
     "tests/sdk/simulation/test_experiment.py::test_a_killed_command",
+    "tests/sdk/simulation/test_workers.py::test_workers_learn_in_a_process_that_has_exported",
     "tests/sdk/test_plugins.py::test_the_command_takes_a_package_of_ones_own",
     "tests/system/test_broker_abuse.py::test_a_broker_that_was_filled_to_its_limit",
     "tests/system/test_broker_abuse.py::test_a_flood_at_full_speed",
@@ -121,6 +122,17 @@ THOROUGH = (
 algorithm, network, task or broker, what others say."""
 
 
+LIKE_ANOTHER = {
+    "before the batch, pieces", "before the batch, turned", "begun, one more dimension", "begun, parameter, rnn",
+    "begun, repeated", "begun, sample", "begun, stacked", "begun, variable", "begun, zeros", "bounds, mixed",
+    "bounds, multiplied", "experts", "last states, flat", "last states, joined", "last states, viewed", "median",
+    "merged, flatten", "merged, sizes", "packed, mean", "packed, picked", "packed, summed", "packed, weighed",
+    "packed, weighed both ways", "sentiment by GRU", "sentiment by LSTM", "sums", "ties", "translating, packed",
+    "translating, packed both ways", "twins by extremes", "twins by sizes", "twins by sums", "u-net by layers",
+    "words one by one, numbers",
+}  # fmt: skip
+"""Ordinary networks of which each says what another does."""
+
 AGAIN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "tests/laws/test_algorithm_laws.py": lambda given: (  # networks of another package
         given.get("name") != "hermes" and str(given.get("setting")).startswith("a ")
@@ -132,10 +144,8 @@ AGAIN: dict[str, Callable[[dict[str, Any]], bool]] = {
     "tests/hostile/test_liars.py": lambda given: given.get("mode") == "asynchronous" and given["name"] != "ffgg",
     "tests/sdk/algorithms/test_trajectories.py": lambda given: given.get("setting") == "masks, adapters",
     "tests/sdk/federated/test_kit.py": lambda given: given.get("name", "ditto") not in {*QUICK_LAWS, "ditto", "thorki"},
-    "tests/sdk/programs/test_ordinary.py": lambda given: (  # of which each says what another does
-        given.get("name") in ("sentiment by GRU", "last states, viewed", "last states, joined", "begun, zeros")
-        or str(given.get("name")).startswith("translating, packed")
-    ),
+    "tests/export/test_ordinary_networks.py": lambda given: given.get("name") in LIKE_ANOTHER,
+    "tests/sdk/programs/test_ordinary.py": lambda given: given.get("name") in LIKE_ANOTHER,
     "tests/sdk/programs/test_parity.py": lambda given: given.get("recipe") == "plain",
     "tests/system/test_history.py": lambda given: given.get("seed", 0) > 31 or given.get("seed") in (8, 14),
 }
