@@ -98,7 +98,9 @@ def tried_and_called_off(one, tmp_path, then):
             await asyncio.sleep(0.02)
         await one.services[-1].order(Order("next", rounds=3))
         await then(await one.told_of("canary"))
-        one.services[-1].stop()
+        while not work[0].done():  # the one that was told may be beginning anew
+            one.services[-1].stop()
+            await asyncio.sleep(0.02)
         await work.pop(0)
         for task in work:
             task.cancel()
