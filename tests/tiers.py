@@ -54,6 +54,7 @@ THOROUGH = (
     "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-mobilenet_v3_small-True-lowrank]",
     "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-resnet18-False-lowrank]",
     "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-resnet18-True-none]",
+    "tests/export/test_ordinary_networks.py::test_a_bundle_is_whole",
     "tests/export/test_tokens.py::test_a_device_without_torch_learns_them_from_a_kit",
     "tests/export/test_tokens.py::test_they_learn_and_are_exported[Sentences",
     "tests/export/test_tasks_in_bundles.py::test_a_bundle_says_what_its_task_has_to_say[per_step]",
