@@ -1,26 +1,15 @@
 """Networks as people write them are exported: their bundles are whole, and answer as torch does."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from networks import networks
 from tolerance import roundings
 
 from talaria_export import make_bundle, open_bundle, verify_bundle
 from talaria_export.runtime.session import session_of
 
-
-def nets(name):
-    path = Path(__file__).parents[1] / "sdk" / "programs" / f"{name}.py"
-    found = importlib.util.spec_from_file_location(f"talaria_exported_{name}", path)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
-tutorials, walked, ranked = nets("tutorials"), nets("walked"), nets("ranked")
+tutorials, walked, ranked = map(networks, ("tutorials", "walked", "ranked"))
 
 NETS = [
     *(

@@ -209,14 +209,13 @@ class FolderSource:
     def _of_one_form(self, windows: list[_Window], given: list[list[Any]]) -> list[list[Any]]:
         """Labels of the form that most have, a number or so many; any other is as if it were not known, and told."""
         forms = [[None if label is None else _form(label) for label in labels] for labels in given]
-        usual = Counter(form for each in forms for form in each if form is not None).most_common(1)
-        if not usual:
+        usual = Counter(form for each in forms for form in each if form is not None)
+        if len(usual) < 2:
             return given
-        most = usual[0][0]
+        ((most, _),) = usual.most_common(1)
         odd = [f"{one.name}.npz" for one, each in zip(windows, forms, strict=True) if {*each} - {None, most}]
-        if odd:
-            logger.warning("%s: not learned from, as their labels have another form than most (%s): %s; correct these "
-                           "files, or label their windows again", self.path, most, some_of(odd, 6))  # fmt: skip
+        logger.warning("%s: not learned from, as their labels have another form than most (%s): %s; correct these "
+                       "files, or label their windows again", self.path, most, some_of(odd, 6))  # fmt: skip
         return [
             [label if form == most else None for label, form in zip(labels, each, strict=True)]
             for labels, each in zip(given, forms, strict=True)
@@ -307,12 +306,13 @@ def _unknown(label: Any) -> bool:
 
 def _form(label: Any) -> str:
     """What a label is, in words."""
+    if not isinstance(label, list):
+        return "one number"
     try:
         made = np.asarray(label)
     except ValueError:
         return "numbers of several lengths"
-    kind = "numbers" if made.dtype.kind in "biuf" else "text"
-    return f"{' x '.join(map(str, made.shape))} {kind}" if made.ndim else "one number"
+    return f"{' x '.join(map(str, made.shape))} {'numbers' if made.dtype.kind in 'biuf' else 'text'}"
 
 
 def _held_out(names: list[str]) -> set[str]:

@@ -163,16 +163,16 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
 def _require_known(y: Array) -> None:
     """Raise :class:`DataError` where a sample has no label: an empty text, NaN, or -1 beside classes from 0 up. It
     would be learned as a class of its own."""
+    mend = ""
     if y.dtype.kind in "US":
-        missing = y == y.dtype.type()
-    elif y.dtype.kind == "f":
-        missing = np.isnan(y)
+        said, missing = "empty", y == y.dtype.type()
+    elif y.dtype.kind == "f" and np.isnan(y).any() and not np.isnan(y).all():
+        said, missing = "NaN", np.isnan(y)
+    elif y.dtype.kind in "if" and (y == 0).any() and y.min() == -1:
+        said, missing, mend = "-1", y == -1, "; where -1 is a class, write y + 1, or names"
     else:
-        missing = np.zeros(len(y), bool)
-    said, mend = "empty" if y.dtype.kind in "US" else "NaN", ""
-    if not missing.any() and y.dtype.kind in "if" and (y == 0).any() and y.min() == -1:
-        missing, said, mend = y == -1, "-1", "; where -1 is a class, write y + 1, or names"
-    if missing.any() and not (said == "NaN" and missing.all()):
+        return
+    if missing.any():
         raise DataError(
             f"data: y[{int(missing.argmax())}] is {said}, a sample without a label, as {int(missing.sum())} are; give "
             f"them split={recorded.UNLABELLED}, or drop them{mend}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -219,10 +219,10 @@ class Draft:
         """The mean over ``axes``."""
         return self.op("ReduceMean", value, self.ints(*axes), keepdims=int(keep))
 
-    def total(self, values: Sequence[str]) -> str:
-        """The sum of one or more values of one shape."""
-        out = values[0]
-        for value in values[1:]:
+    def total(self, values: Iterable[str | None]) -> str:
+        """The sum of one or more values of one shape, of those that there are."""
+        out, *rest = (value for value in values if value is not None)
+        for value in rest:
             out = self.op("Add", out, value)
         return out
 

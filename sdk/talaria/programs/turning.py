@@ -52,12 +52,12 @@ _BEGINNINGS = ("permute", "transpose", "swapaxes", "t", "stack", "expand", "repe
 
 def _begins(node: fx.Node) -> bool:
     """Whether ``node`` may put a sequence before the batch."""
-    return name_of(node) in _BEGINNINGS or (node.target is operator.getitem and _index(node)[0] is None)
+    return name_of(node) in _BEGINNINGS or (node.target is operator.getitem and _index(node)[:1] == (None,))
 
 
 def _index(node: Any) -> tuple[Any, ...]:
     index = node.args[1]
-    return index if isinstance(index, tuple) and index else (index,)
+    return index if isinstance(index, tuple) else (index,)
 
 
 _DIM: Mapping[str, int] = {
@@ -121,7 +121,7 @@ class _Turning:
         if _gives_lasts(node, self.module):
             self.lasts.add(node)
         if node.target is operator.getitem and taken in self.lasts and (taken.op != "call_module" or node.args[1] == 1):
-            self._last(node, taken)
+            self._last(node)
         elif (
             node.target in (operator.getitem, getattr)
             and isinstance(taken, fx.Node)
@@ -212,14 +212,14 @@ class _Turning:
         else:
             raise self._unknown(node, f"reads by {type(own).__name__}")
 
-    def _last(self, node: Any, taken: Any) -> None:
+    def _last(self, node: Any) -> None:
         """The last states of all layers and directions, or the cells; of an LSTM both first."""
         pairs = isinstance(self.shapes[node], list)
         (self.lasts if pairs else self.second).add(node)
 
     def _nearer(self, node: Any, many: int) -> None:
         """A place of what stands before the batch, layers and directions."""
-        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        index = _index(node)
         places = index[:many]
         if any(not isinstance(one, int) for one in places) or any(one != slice(None) for one in index[many:]):
             raise self._unknown(node, f"takes {node.args[1]!r}"[:80])

@@ -1,12 +1,11 @@
 """More ordinary networks: one step is torch's, a mask's program is its compact twin's, and both engines learn alike."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from networks import networks
 from tolerance import roundings
 
 import talaria
@@ -22,15 +21,7 @@ from talaria.programs.making import Maker
 from talaria.programs.program import Program
 from talaria.types import Recipe, Samples
 
-
-def nets(name):
-    found = importlib.util.spec_from_file_location(f"talaria_{name}_nets", Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module.NETS
-
-
-NETS = {**nets("ordinary"), **nets("before"), **nets("walked"), **nets("ranked")}
+NETS = {name: net for file in ("ordinary", "before", "walked", "ranked") for name, net in networks(file).NETS.items()}
 
 STEPS = 8
 

@@ -1,12 +1,11 @@
 """Networks as people write them train by programs as they do with torch, in whole rounds."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from networks import networks
 from tolerance import roundings
 
 import talaria
@@ -17,9 +16,7 @@ from talaria.programs.build import build
 from talaria.programs.program import Program
 from talaria.types import Samples
 
-_nets = importlib.util.spec_from_file_location("talaria_tutorials", Path(__file__).with_name("tutorials.py"))
-tutorials = importlib.util.module_from_spec(_nets)
-_nets.loader.exec_module(tutorials)
+tutorials = networks("tutorials")
 
 IMAGE = tutorials.IMAGE
 STEPS = 8

@@ -208,8 +208,7 @@ def _rolled(step: Step, layer: str, x: Map, by: int, axis: int) -> tuple[Map, Pu
 
     def turned(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         slopes = zip((of_end, of_start), back(g, [True, True]), strict=True)
-        found = [one for way, slope in slopes if slope is not None for one in way(slope, [True])]
-        return [step.draft.total([one for one in found if one is not None])]
+        return [step.draft.total(one for way, slope in slopes if slope is not None for one in way(slope, [True]))]
 
     return y, turned
 

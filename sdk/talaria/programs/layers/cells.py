@@ -90,7 +90,7 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int, w
         later: str | None = None
         for moment in order[::-1]:
             rz, r, z, hn, n, away = kept[moment]
-            slope, past = walk.parted(draft, moment, _summed(draft, slopes[moment], later))
+            slope, past = walk.parted(draft, moment, draft.total([slopes[moment], later]))
             dn = draft.op("Mul", slope, draft.op("Sub", one, z))
             dn = draft.op("Mul", dn, draft.op("Sub", one, draft.op("Mul", n, n)))
             both = draft.op("Concat", draft.op("Mul", dn, hn), draft.op("Mul", slope, away), axis=1)
@@ -99,7 +99,7 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int, w
             by_gates[moment], by_new[moment], by_hidden[moment] = drz, dn, dhn
             if moment != order[0] or walk.first:
                 through = draft.op("Gemm", dhn, new, draft.op("Mul", slope, z))
-                later = _summed(draft, draft.op("Gemm", drz, gates, through), past)
+                later = draft.total([draft.op("Gemm", drz, gates, through), past])
         walk.slopes = [later] if walk.first and later is not None else []
         d_gates, d_new, d_hidden = (joined(draft, part) for part in (by_gates, by_new, by_hidden))
         states_before = joined(draft, before)
@@ -147,7 +147,7 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int, 
         carried = walk.cell_slope
         for moment in order[::-1]:
             gates, i, f, g, o, cell, seen = kept[moment]
-            slope, past = walk.parted(draft, moment, _summed(draft, slopes[moment], later))
+            slope, past = walk.parted(draft, moment, draft.total([slopes[moment], later]))
             carried, cell_past = (None, None) if carried is None else walk.parted(draft, moment, carried)
             inner = draft.op("Mul", draft.op("Mul", slope, o), draft.op("Sub", one, draft.op("Mul", seen, seen)))
             inner = inner if carried is None else draft.op("Add", inner, carried)
@@ -157,8 +157,8 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int, 
             out = draft.op("Mul", draft.op("Mul", slope, seen), draft.op("Mul", o, draft.op("Sub", one, o)))
             found[moment] = draft.op("Concat", by_gates, by_new, out, axis=1)
             if moment != order[0] or walk.first:
-                carried = _summed(draft, draft.op("Mul", inner, f), cell_past)
-                later = _summed(draft, draft.op("MatMul", found[moment], over), past)
+                carried = draft.total([draft.op("Mul", inner, f), cell_past])
+                later = draft.total([draft.op("MatMul", found[moment], over), past])
         walk.slopes = [one for one in (later, carried) if one is not None and walk.first]
         return _learned(weights, place, joined(draft, found), below, joined(draft, before), into, wanted)
 
@@ -187,14 +187,14 @@ def rnn(weights: Matrices, place: str, below: str, inputs: Size, moments: int, w
         one, none, found = draft.constant(1.0), draft.constant(0.0), dict[int, str]()
         later: str | None = None
         for moment in order[::-1]:
-            slope, past = walk.parted(draft, moment, _summed(draft, slopes[moment], later))
+            slope, past = walk.parted(draft, moment, draft.total([slopes[moment], later]))
             seen = made[moment]
             if bend == "Tanh":
                 found[moment] = draft.op("Mul", slope, draft.op("Sub", one, draft.op("Mul", seen, seen)))
             else:
                 found[moment] = draft.op("Where", draft.op("Greater", seen, none), slope, none)
             if moment != order[0] or walk.first:
-                later = _summed(draft, draft.op("MatMul", found[moment], over), past)
+                later = draft.total([draft.op("MatMul", found[moment], over), past])
         walk.slopes = [later] if walk.first and later is not None else []
         return _learned(weights, place, joined(draft, found), below, joined(draft, before), into, wanted)
 
@@ -230,11 +230,6 @@ def _multiples(draft: Draft, over: str) -> list[str]:
     for _ in range(3):
         found.append(draft.op("Add", found[-1], wide))
     return found
-
-
-def _summed(draft: Draft, *parts: str | None) -> str:
-    """The sum of those that there are."""
-    return draft.total([part for part in parts if part is not None])
 
 
 def _order(place: str, moments: int) -> range:

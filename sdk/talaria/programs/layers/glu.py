@@ -32,8 +32,7 @@ def glu(step: Step, layer: str, input: Map, dim: int = -1) -> tuple[Map, Pullbac
         assert of_gate is not None
         (of_other,) = from_gate(of_gate, [True])
         assert of_other is not None
-        halves = [*from_one(of_one, [True]), *from_other(of_other, [True])]
-        return [draft.total([half for half in halves if half is not None])]
+        return [draft.total([*from_one(of_one, [True]), *from_other(of_other, [True])])]
 
     return y, back
 

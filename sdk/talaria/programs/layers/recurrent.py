@@ -274,7 +274,7 @@ class _Layer:
         draft, many = self.step.draft, len(self.ways)
         for way, (side, end) in enumerate(zip(slopes, _ENDS, strict=False)):
             at = number * many + way
-            side[end] = draft.total([one for one in (side[end], ends[at]) if one is not None])
+            side[end] = draft.total([side[end], ends[at]])
             if self.walks[way].cell:
                 self.walks[way].cell_slope = ends[layers * many + at]
         return slopes
