@@ -18,7 +18,7 @@ from talaria.programs.turning import EACH, LAYERS, name_of
 def parted(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], Any]) -> None:
     """Rewrites ``graph``, a pass of ``module``, so that no batch is merged. ``shape_of`` tells the sizes of what a node
     gives. Raises :class:`~talaria.errors.ModelError` for what is not known of a merged batch."""
-    if not any(name_of(node) in _FORMS for node in graph.nodes):
+    if not any(name_of(node) in _FORMS and _may_merge(node, module) for node in graph.nodes):
         return
     shapes = {node: shape_of(node) for node in graph.nodes}  # as they are before anything is rewritten
     merged = dict[fx.Node, tuple[int, ...]]()
@@ -32,6 +32,19 @@ def parted(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], Any]) 
 
 
 _FORMS = ("view", "reshape", "flatten")
+
+
+def _may_merge(node: Any, module: Module) -> bool:
+    """Whether a node of :data:`_FORMS` may put another size first than its batch, by what it says alone: to run a pass
+    for its sizes makes torch import its compiler, seconds and a hundred MB."""
+    if node.op == "call_module":
+        return bool(getattr(module.get_submodule(str(node.target)), "start_dim", 0) == 0)
+    if name_of(node) == "flatten":
+        return bool((*node.args, node.kwargs.get("start_dim", 0))[1] == 0)
+    first = (*node.args, *node.kwargs.values())[1]
+    first = first[0] if isinstance(first, tuple | list) else first
+    asked = isinstance(first, fx.Node) and name_of(first) in ("size", "getitem") and first.args[1:] == (0,)
+    return not asked and first != MANY
 
 
 def _between(shapes: dict[fx.Node, Any], node: Any) -> tuple[int, ...]:

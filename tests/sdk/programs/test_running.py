@@ -313,6 +313,57 @@ def test_the_command_builds_a_module_from_elsewhere(tmp_path, monkeypatch):
     assert "use layers among" in str(done.exception)
 
 
+WAYS = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, flat, classes):
+        super().__init__()
+        self.flat, self.conv, self.fc = flat, nn.Conv1d(6, 8, 3), nn.Linear(8 * 18, classes)
+
+    def forward(self, x):
+        return self.fc(self.flat(self.conv(x)))
+
+
+def size(shape, classes):
+    return Net(lambda x: x.view(x.size(0), -1), classes)
+
+
+def shape(shape, classes):
+    return Net(lambda x: x.reshape((x.shape[0], 144)), classes)
+
+
+def length(shape, classes):
+    return Net(lambda x: torch.reshape(x, (len(x), -1)), classes)
+
+
+def start(shape, classes):
+    return Net(lambda x: torch.flatten(x, start_dim=1), classes)
+
+
+def layer(shape, classes):
+    return Net(nn.Flatten(), classes)
+"""
+MADE = """
+import sys
+from talaria.model.spec import ModelSpec
+from talaria.programs.build import build
+sys.path.insert(0, sys.argv[1])
+for model in ("mlp", "imu_cnn", *(f"ways:{one}" for one in ("size", "shape", "length", "start", "layer"))):
+    build(ModelSpec(model, (6, 20), 3))
+    print(model, "torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_program_is_made_without_torchs_compiler(tmp_path):
+    """To import it takes longer than to make a program, and a hundred MB more."""
+    (tmp_path / "ways.py").write_text(WAYS)
+    done = subprocess.run([sys.executable, "-c", MADE, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert [line.split()[1] for line in done.stdout.splitlines()] == ["False"] * 7, done.stdout
+
+
 def test_the_program_of_a_watch_is_small(program_of):
     assert len(program_of("imu_cnn")) <= 25_000
 
