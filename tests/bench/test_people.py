@@ -1,9 +1,12 @@
 """The benchmark of newcomers: a fold is a file, and what serves a person is chosen by the others."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from talaria.data import presets
 from talaria_bench.people.bench import measure
 from talaria_bench.people.figures import chosen, interval
 from talaria_bench.people.figures import told as figures
@@ -28,6 +31,21 @@ def test_two_speakers_come_in_turn_and_what_is_kept_is_not_done_again(tmp_path: 
     # What the fleet has learned does not depend on the newcomer's labels.
     assert len({facts["methods"]["fleet"]["mean"] for facts in one["amounts"].values()}) == 1
     assert picture(found).count("<polyline") == len(METHODS)
+
+
+def test_a_way_may_be_for_some_amounts_of_labels_alone(tmp_path: Path) -> None:
+    study = STUDIES["vowels"]()
+    ways = [replace(way, amounts=amounts) for way in study.ways[:1] for amounts in ((), ("1 frame",))]
+    rows = fold(replace(study, ways=tuple(ways)), tmp_path, 0, 0, 2)
+    assert [row["amount"] for row in rows] == [*study.amounts, "1 frame"]
+
+
+def test_a_fold_of_another_recipe_is_another_fold(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = STUDIES["glucose"]()
+    before = study.facts(study.ways[0], 2)
+    other = replace(presets.GLUCOSE, task="regression:center=zero")
+    monkeypatch.setattr(presets, "NAMED", {**presets.NAMED, "glucose": other})
+    assert study.facts(study.ways[0], 2) != before
 
 
 def test_a_persons_own_score_chooses_nothing_for_that_person() -> None:

@@ -182,6 +182,34 @@ def test_where_zero_means_something_the_mean_of_a_few_labels_is_not_taken_for_a_
     assert found["regression"] < 0 < found["regression:center=zero"]
 
 
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_where_a_number_means_the_same_to_everybody_so_does_its_spread(engine: Any) -> None:
+    """Who has seen only quiet days still forecasts the others as the fleet does."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(360, 6)).astype(np.float32)
+    y = 20 * (x[:, :1] - x[:, 1:2]) + draw.normal(size=(360, 1)).astype(np.float32)
+    quiet = np.argsort(np.abs(y[:, 0]))[:12]
+    found = {}
+    for task in ("regression:center=zero", "regression:center=zero,spread=25"):
+        members = Federated.from_arrays(x, y, np.repeat(PEOPLE, 120), task=task)
+        late = Client(Samples(x[quiet], y[quiet]), Samples(x[quiet], y[quiet]), Samples(x, y))
+        data = replace(members, newcomers={"dora": late})
+        done = talaria.simulate("fedavg", data, "mlp", rounds=4, recipe={"epochs": 4, "lr": 0.05}, engine=engine)
+        assert done.newcomers is not None
+        found[task] = done.newcomers.clients["dora"].accuracy
+        assert done.accuracy.mean > 0.8, "members know their spread either way"
+    assert found["regression:center=zero"] < 0.3
+    assert found["regression:center=zero,spread=25"] > 0.8
+
+
+def test_a_spread_for_all_is_a_devices_scale_of_every_target() -> None:
+    y = np.array([[1.0, 50.0], [3.0, 70.0]], np.float32)
+    scale = tasks.of("regression:spread=4").scale(y)
+    assert scale is not None
+    assert (scale.mean.tolist(), scale.sd.tolist()) == ([2.0, 60.0], [4.0, 4.0])
+    assert scale.scaled(y).tolist() == [[-0.25, -2.5], [0.25, 2.5]]
+
+
 def test_several_labels_are_learned_on_both_engines() -> None:
     for engine in ("torch", "onnx"):
         found = talaria.simulate(
@@ -223,6 +251,8 @@ def test_a_class_for_each_step_of_a_sequence() -> None:
         ({"task": "regression:kind=odd"}, "kind='odd'.*huber"),
         ({"task": "regression:delta=0"}, "delta=0.*above 0"),
         ({"task": "regression:center=median"}, "center='median' is unknown; use 'mean' or 'zero'"),
+        ({"task": "regression:spread=0"}, "spread=0.*above 0, in the targets' units"),
+        ({"task": "regression:spread=wide"}, "spread='wide'.*a number or left out"),
         ({"task": "multilabel"}, "task='multilabel', but the targets of 'arrays' are for 'regression'"),
         ({"recipe": {"smoothing": 0.1}}, "smoothing=0.1 smooths the labels of plain classification.*set it to 0"),
         (

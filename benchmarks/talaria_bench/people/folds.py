@@ -69,6 +69,8 @@ def _measured(
     first = next(iter(data.values()))
     run, shared = _fleet(study, way, first, place, subject, seed, rounds)
     for amount, one in data.items():
+        if amount not in (way.amounts or data):
+            continue
         for name, person in one.newcomers.items():
             member = Member(name, person.train, person.val, study.plan if way.small else None, ENGINE)
             if shared is None:

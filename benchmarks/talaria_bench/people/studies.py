@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from talaria.data import glucose, registry, vowels
+from talaria.data import glucose, presets, registry, vowels
 from talaria.data.federated import Federated
 from talaria.planning.plan import Plan
 
@@ -26,7 +26,8 @@ class Way:
     """One way to a model: after the rounds of the algorithm ``learns``, by ``serves`` with its ``options``.
 
     ``learns=None``: nobody else's, ``epochs`` of training on the person's own labels. ``small``: under the study's
-    plan. Of a method with several ways each person has the one that served the other subjects best.
+    plan. ``amounts``: the amounts of labels that it is for; none: all. Of a method with several ways each person has
+    the one that served the other subjects best.
     """
 
     method: str
@@ -36,6 +37,7 @@ class Way:
     options: Mapping[str, Any] = field(default_factory=dict)
     small: bool = False
     epochs: int = 0
+    amounts: tuple[str, ...] = ()
 
     @property
     def rounds_options(self) -> dict[str, Any]:
@@ -72,6 +74,7 @@ class Study:
         """All that decides what the fleet of a ``way`` learns, as plain values."""
         return {
             "data": self.data,
+            "default": asdict(presets.default_of(self.data)),
             "rounds": rounds,
             "learns": way.learns,
             "options": way.rounds_options,
@@ -86,6 +89,7 @@ class Study:
             "serves": way.serves,
             "serving": dict(way.options),
             "epochs": way.epochs,
+            "for": way.amounts,
         }
 
 
@@ -153,7 +157,13 @@ def _vowels() -> Study:
 
 def _glucose() -> Study:
     tune = {"tune_lr": 0.005, "tune_on": "all"}
-    mixed = (_tuned("personal", (5, 20), tune | {"mix": mix}, f"{{}} epochs, {mix} of the way") for mix in (0.25, 0.5))
+    # How far, by the fleets' seeds 0 to 2, at readings that neither train nor test: further with more labels.
+    far = {0.25: ("12 hours", "24 hours"), 0.5: ("48 hours", "all")}
+    small = (
+        replace(way, amounts=amounts)
+        for mix, amounts in far.items()
+        for way in _tuned("personal", (20,), tune | {"mix": mix}, f"{{}} epochs, {mix} of the way")
+    )
     return Study(
         data="glucose",
         subjects=tuple(glucose.people()),
@@ -161,7 +171,7 @@ def _glucose() -> Study:
         rounds=20,
         widths={"fc1": 64, "fc2": 32},
         figure="R²",
-        ways=(*_by_itself(10, 40), *_tuned("dense", (5, 20), tune), *(way for ways in mixed for way in ways)),
+        ways=(*_by_itself(10, 40), *_tuned("dense", (5, 20), tune), *small),
     )
 
 

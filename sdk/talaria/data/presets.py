@@ -70,8 +70,8 @@ GLUCOSE = Default(
     input_shape=(24,),
     classes=1,
     recipe=Recipe(epochs=2, batch=32, lr=0.02, momentum=0.9),
-    options={"ditto": {"lam": 1.0}, "fedavg_ft": {"tune_epochs": 5, "tune_lr": 0.005}},
-    task="regression:center=zero",
+    options={"ditto": {"lam": 1.0, "join_epochs": 2}, "fedavg_ft": {"tune_epochs": 5, "tune_lr": 0.005}},
+    task="regression:center=zero,spread=15",
 )
 ANY = Default()
 NAMED: Mapping[str, Default] = {

@@ -36,7 +36,7 @@ def of(text: str) -> Goal:
     """The task that ``text`` names. Raises :class:`~talaria.errors.ConfigError` with what is wrong and the mend.
 
     >>> of("regression:kind=huber,delta=0.5")
-    Regression(kind='huber', delta=0.5, center='mean')
+    Regression(kind='huber', delta=0.5, center='mean', spread=None)
     """
     if not isinstance(text, str):
         raise ConfigError(f"task={shown(text)} must be text, one of {', '.join(NAMES)}")

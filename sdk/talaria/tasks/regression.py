@@ -2,7 +2,8 @@
 
 A device learns its targets in units of its own spread: mean and standard deviation of its training targets are private,
 and are folded into the head of the model that it serves, which speaks in the targets' own units. Where 0 means
-something (a change, a residual), the mean of few labels is noise that every answer would carry: ``center=zero``.
+something (a change, a residual), the mean of few labels is noise that every answer would carry: ``center=zero``. Where
+a number means the same to everybody (degrees, mg/dl), so is the spread of few labels: ``spread=20`` is a unit for all.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Regression:
     theirs, whatever their units: 1 is perfect, 0 is what a target's mean is worth, and it may be negative.
 
     ``center``: what is taken off a device's targets before they are scaled, their ``"mean"`` or nothing (``"zero"``).
+    ``spread``: what they are scaled by, in their own units, on every device and for every target; None: their standard
+    deviations on the device.
     """
 
     name: ClassVar[str] = "regression"
@@ -39,11 +42,15 @@ class Regression:
     kind: str = "huber"
     delta: float = 1.0
     center: str = "mean"
+    spread: float | None = None
 
     def __post_init__(self) -> None:
         valid.among("task 'regression'", "kind", self.kind, ("huber", "squared"))
         valid.among("task 'regression'", "center", self.center, ("mean", "zero"))
         valid.number("task 'regression'", "delta", self.delta, "above 0, in standard deviations", low=1e-6, high=1e6)
+        if self.spread is not None:
+            rule = "above 0, in the targets' units"
+            valid.number("task 'regression'", "spread", self.spread, rule, low=LEAST_SPREAD, high=1e12)
 
     def require(self, where: str, y: Array, outputs: int) -> None:
         """See :class:`~talaria.tasks.base.Goal`."""
@@ -86,12 +93,14 @@ class Regression:
         return None
 
     def scale(self, y: Array) -> Scale | None:
-        """Of each target the mean, or 0, and the standard deviation about it; 1 where it does not vary."""
+        """Of each target the mean, or 0, and the standard deviation about it, 1 where there is none; or ``spread``."""
         values = y.reshape(len(y), -1).astype(np.float64)
         if self.center == "mean":
             mean, sd = values.mean(0), values.std(0)
         else:
             mean, sd = np.zeros(values.shape[1]), np.sqrt((values**2).mean(0))
+        if self.spread is not None:
+            sd = np.full(values.shape[1], self.spread)
         return Scale(mean.astype(np.float32), np.where(sd > LEAST_SPREAD, sd, 1.0).astype(np.float32))
 
     def strata(self, y: Array) -> Array:

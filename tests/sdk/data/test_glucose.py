@@ -20,7 +20,7 @@ def people() -> Federated:
 
 def test_people_and_shapes(people: Federated) -> None:
     assert (len(people.clients), list(people.newcomers)) == (19, [f"subject-{n}" for n in range(1, 6)])
-    assert (people.task, people.input_shape, people.classes) == ("regression:center=zero", (24,), 1)
+    assert (people.task, people.input_shape, people.classes) == ("regression:center=zero,spread=15", (24,), 1)
     for one in (*people.clients.values(), *people.newcomers.values()):
         assert all(part.y.shape == (len(part), 1) for part in (one.train, one.val, one.test))
         assert min(len(one.train), len(one.test)) >= 30
@@ -95,4 +95,4 @@ def test_one_of_the_nineteen_comes_later_with_as_many_labels_as_a_member(people:
 def test_forecasting_together_is_better_than_saying_that_nothing_changes(people: Federated) -> None:
     found = talaria.simulate("ditto", "glucose", rounds=3)
     assert found.accuracy.mean > 0.05
-    assert found.run.task == "regression:center=zero"
+    assert found.run.task == "regression:center=zero,spread=15"
