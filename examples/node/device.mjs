@@ -3,10 +3,10 @@
 // With --leave it leaves the fleet for good, and takes part no more.
 import { randomBytes } from "node:crypto";
 import fs from "node:fs";
-import path from "node:path";
 import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import mqtt from "mqtt";
+import { configOf, withoutSecrets } from "./config.mjs";
 import { opened } from "./kit.mjs";
 import { Learner, runOf } from "./learner.mjs";
 import { Machine, newState } from "./machine.mjs";
@@ -138,7 +138,7 @@ class Device {
             return;
           }
           [up, begun] = [true, performance.now()];
-          this.tell("connected", { broker });
+          this.tell("connected", { broker: withoutSecrets(broker) });
           this.machine.connected();
           for (const one of early.splice(0)) this.machine.received(...one);
         }),
@@ -439,21 +439,15 @@ class Device {
   }
 }
 
-/** The configuration in a JSON file; paths are relative to it. */
-export function configOf(file) {
-  const config = JSON.parse(fs.readFileSync(file, "utf8"));
-  for (const name of ["device", "fleet", "broker", "data"])
-    if (typeof config[name] !== "string") throw new Error(`${file}: ${name} is missing; see README.md`);
-  config.state ??= path.join("state", config.device);
-  for (const name of ["state", "data", "kit", "identity", "password_file"])
-    if (config[name] !== undefined) config[name] = path.resolve(path.dirname(file), config[name]);
-  return config;
-}
+const USAGE = "usage: node device.mjs device.json [--leave] [--insecure]; README.md says what stands in the file";
 
 if (process.argv[1] && fs.realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
+  const given = process.argv.slice(2);
+  const files = given.filter((word) => !["--leave", "--insecure"].includes(word));
   try {
-    const given = process.argv.slice(2).filter((word) => word !== "--leave");
-    await new Device(configOf(given[0] ?? "device.json"), process.argv.includes("--leave")).run();
+    if (files.length !== 1 || files[0].startsWith("-")) throw new Error(USAGE);
+    const config = configOf(files[0], { insecure: given.includes("--insecure") });
+    await new Device(config, given.includes("--leave")).run();
   } catch (problem) {
     process.stderr.write(`${problem.message}\n`);
     process.exitCode = 1;

@@ -211,6 +211,28 @@ def test_a_run_that_it_cannot_learn_is_declined_with_the_reason(fleet, a_run, ex
     assert "ditto cannot be learned here" in told["reason"]
 
 
+def test_a_wrong_field_is_named_with_its_mend_before_anything_begins(example, tmp_path):
+    samples(tmp_path, {"x_train": np.zeros((1, 2), np.float32), "y_train": np.zeros(1, np.int64)})
+    beyond, here = "mqtt://192.0.2.7:1883", "mqtt://127.0.0.1:1"
+    cases = [
+        (here, {"identiti": "keys"}, "identiti is no field; there are device, fleet"),
+        (here, {"data": "../none.safetensors"}, f"data: {tmp_path / 'none.safetensors'} is not there"),
+        (here, {"retry_s": "2"}, 'retry_s="2" must be a number above 0'),
+        ("127.0.0.1:1883", {}, 'broker="127.0.0.1:1883" is no MQTT URL; write mqtt://host:1883'),
+        ("mqt://anna:secret@host", {}, 'broker="mqt://host" is no MQTT URL'),
+        (beyond, {}, "192.0.2.7:1883 is beyond this machine and without TLS"),
+        ("mqtts://192.0.2.7:8883", {}, "identity is missing: without keys anybody who reaches the broker"),
+    ]
+    begun = []
+    for number, (broker, more, _) in enumerate(cases):
+        (folder := tmp_path / str(number)).mkdir()
+        begun.append(started(example, written(folder, broker, **{"data": "../anna.safetensors", **more})))
+    for one, (_, _, said) in zip(begun, cases, strict=True):
+        out, errors = one.communicate(timeout=60)
+        assert (one.returncode, out) == (1, "")
+        assert said in errors
+
+
 def test_its_owner_takes_it_out_of_the_fleet_for_good(fleet, a_run, example):
     one = fleet(a_run(rounds=1), devices=("anna", "bela"))
     coordinator = one.serve()
