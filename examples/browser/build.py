@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from talaria.errors import DataError
+from talaria import npz
+from talaria.errors import BundleError, DataError
 from talaria_export import open_bundle
 from talaria_export.bundle.preprocess import inputs_of
 
@@ -75,8 +76,13 @@ def main() -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "talaria" / "browser-example"
     parser.add_argument("--cache", type=Path, default=cache, help="where npm keeps onnxruntime-web")
     options = parser.parse_args()
-    recorded = np.load(options.recorded, allow_pickle=False)
-    options.out.write_text(page(options.bundle, recorded, runtime(options.cache)))
+    if not options.out.parent.is_dir():
+        parser.error(f"--out {options.out}: there is no folder {options.out.parent}; make it first")
+    try:
+        recorded = npz.read_npy(options.recorded)
+        options.out.write_text(page(options.bundle, recorded, runtime(options.cache)))
+    except (DataError, BundleError) as problem:
+        sys.exit(f"{problem}")
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.0f} MB; open it in a browser")
 
 

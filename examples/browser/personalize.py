@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import talaria
 from talaria.data.federated import Client
+from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.model import zoo
@@ -185,7 +186,15 @@ def main() -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "talaria" / "browser-example"
     parser.add_argument("--cache", type=Path, default=cache, help="where npm keeps onnxruntime-web")
     asked = parser.parse_args()
-    data, run = talaria.data.load("smartwatch"), a_run(asked.rounds)
+    if not asked.out.parent.is_dir():
+        parser.error(f"--out {asked.out}: there is no folder {asked.out.parent}; make it first")
+    data = talaria.data.load("smartwatch")
+    if asked.newcomer not in data.newcomers:
+        parser.error(f"--newcomer {asked.newcomer}: nobody has that name; choose from {', '.join(data.newcomers)}")
+    try:
+        run = a_run(asked.rounds)
+    except ConfigError as problem:
+        parser.error(f"{problem}")
     own = data.newcomers[asked.newcomer]
     shared = learned(run, data.clients)
     asked.out.write_text(page(run, shared, asked.newcomer, own, data.labels, runtime(asked.cache)))

@@ -134,7 +134,7 @@ def _array(stream: IO[bytes], size: int, what: str) -> Array:
     except (*UNREADABLE, MemoryError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{what} is damaged ({str(error)[:200]}); write it again with numpy.savez") from None
+        raise DataError(f"{what} is damaged ({str(error)[:200]}); write it again with numpy.savez or save") from None
 
 
 def _whole(stream: IO[bytes], size: int) -> Array:

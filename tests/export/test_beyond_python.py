@@ -5,6 +5,7 @@ These tests fetch what they need themselves: onnxruntime-node and onnxruntime-we
 
 import importlib.util
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,3 +184,19 @@ def test_page_classifies_windows_in_the_browser_from_the_disk(chromium, bundle, 
 def test_windows_that_do_not_fit_the_bundle_are_refused(bundle, tmp_path):
     with pytest.raises(SystemExit, match="does not fit"):
         builder().page(bundle, np.zeros((2, 3, 4), np.float32), tmp_path)
+
+
+def test_files_that_are_none_are_refused_by_name(monkeypatch, tmp_path):
+    """What cannot be a recording or a bundle, and a page that has no place."""
+    (text := tmp_path / "recorded.npy").write_text("hello")
+    np.save(windows := tmp_path / "windows.npy", np.zeros((2, 6, 100), np.float32))
+    lost = tmp_path / "none" / "page.html"
+    for given, said in (
+        ([text, text], f"{text} is damaged"),
+        ([text, windows], f"{text}: bundle: this file is not a bundle"),
+        ([tmp_path / "none.talaria", windows], "No such file"),
+        ([text, windows, "-o", lost], ""),
+    ):
+        monkeypatch.setattr("sys.argv", ["build.py", *map(str, given), "--cache", str(packages(BROWSER).parent)])
+        with pytest.raises(SystemExit, match=re.escape(said) if said else "2"):
+            builder().main()

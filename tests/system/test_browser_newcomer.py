@@ -80,6 +80,23 @@ def test_a_newcomer_gains_in_the_page_what_a_device_gains(example, chromium, tmp
     named = np.array(data.labels)[own.test.y]
     assert np.mean(named == Predictor(bundle)(own.test.x).labels) == pytest.approx(found["after"])
 
+    # Who labels one stretch alone teaches it one exercise, and is told what that is worth.
+    ask(f"{chosen}.slice(1).forEach((one) => {{ one.value = ''; one.onchange() }})")
+    ask("document.getElementById('learn').click()")
+    assert "does better than this one: label more stretches" in ask(when(f"!{status}.endsWith('...') && {status}"))
+
+
+def test_what_is_asked_wrongly_is_said_before_anything_is_learned(example, monkeypatch, capsys, tmp_path):
+    for given, said in (
+        (["--newcomer", "nobody"], "nobody has that name; choose from s09-left, s09-right"),
+        (["--rounds", "0"], "rounds=0 must be at least 1"),
+        (["-o", str(tmp_path / "none" / "page.html")], "there is no folder"),
+    ):
+        monkeypatch.setattr("sys.argv", ["personalize.py", *given])
+        with pytest.raises(SystemExit):
+            example.main()
+        assert said in capsys.readouterr().err
+
 
 def measured(run, member, shared, own):
     """The accuracy that a Python device gets on the newcomer's later windows."""
