@@ -27,7 +27,7 @@ from talaria.wire import messages as m
 from talaria.wire.frames import decode_frame, signed_by
 from talaria.wire.mqtt import Arrival, Transport, Will
 from talaria.wire.topics import Topic, parse
-from talaria.wire.validity import validities
+from talaria.wire.validity import day_of, validities
 from talaria_edge.config import DeviceConfig, load_config
 from talaria_edge.data import DeviceData, checked, require_learnable
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe
@@ -104,7 +104,7 @@ def _told(data: DeviceData) -> str:
 
 def _clock(now: float) -> Finding:
     if now < OLDEST:
-        return Finding("clock", "wrong", f"stands at {int(now)} s after 1970, before this version was made; set it")
+        return Finding("clock", "wrong", f"says {day_of(now)}, before this version was made; set it")
     return Finding("clock", "ok", "was set")
 
 
@@ -221,7 +221,9 @@ def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Fi
         limits = ", ".join(f"{name}={value:g}" for name, value in budget.limits().items())
         yield Finding("plan", "ok", f"this device makes it from the run's kit, for {limits}")
     if config.labels:
-        yield judged("labels", "name the run's classes", lambda: config.require_names(run.spec.classes))
+        named = judged("labels", "name the run's classes", lambda: config.names_of(run.spec.classes))
+        more = config.labels[run.spec.classes :]
+        yield Finding("labels", "note", f"{some_of(more, 6)} of no class of the run yet") if more else named
     if config.kit is not None:
         kit = config.kit
         yield judged("kit of the run", "is this run's", lambda: open_kit(kit).require(run))

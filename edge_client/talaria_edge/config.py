@@ -166,14 +166,16 @@ class DeviceConfig:
                 "add it, or leave variants out"
             )
 
-    def require_names(self, classes: int) -> None:
-        """Raise :class:`~talaria.errors.ConfigError` where the bundle that this device makes of a model of so many
-        classes would have more names than classes, or fewer."""
-        if self.bundle is not None and self.labels and len(self.labels) != classes:
+    def names_of(self, classes: int) -> tuple[str, ...]:
+        """What the classes of a model of so many are called; empty where nobody said. Names beyond them are of classes
+        that a later run has. Raises :class:`~talaria.errors.ConfigError` where the bundle that this device makes would
+        lack some."""
+        if self.bundle is not None and 0 < len(self.labels) < classes:
             raise ConfigError(
                 f"device: labels={len(self.labels)} names are not for the {classes} classes of the run, and no bundle "
                 "can be made; give one for each class in the fleet's order, or leave labels out, and start again"
             )
+        return self.labels[:classes]
 
     def _require_own_plan(self, budget: Budget) -> None:
         if self.plan is not None:

@@ -118,7 +118,7 @@ def test_one_of_a_kind_is_told_as_one():
         {"kind": kind, "at": float(at), "device": "anna", **facts}
         for at, (kind, facts) in enumerate([
             ("device-joined", {}), ("roster-fixed", {"roster": ["anna"]}), ("round-closed", {"round": 1}),
-            ("run-followed", {"rounds": 2, "tried_by": ["anna"]}),
+            ("run-followed", {"rounds": 2, "tried_by": ["anna"]}), ("canary-members", {"members": ["anna"]}),
             ("canary-passed", {"asked": 1, "answered": 1, "refused": 0}),
         ])
     ]  # fmt: skip
@@ -126,7 +126,7 @@ def test_one_of_a_kind_is_told_as_one():
     assert "1 round from" in head
     assert "; 1 member (1 came, " in head
     assert "; 1 warm start; 1 trial, 1 passed" in head
-    assert ["1 member  " in line for line in lines] == [True] * 3
+    assert ["1 member  " in line for line in lines] == [True] * 4
     assert "of 1 gate 1 answered and 0 refused" in lines[-1]
 
 

@@ -38,17 +38,35 @@ def test_plain_reasons_read_as_they_were_said():
 
 @pytest.mark.parametrize("reason", ["[/x] is unknown", "[red]all is well[/red]", "[link=http://evil]x[/link]", COLOURS])
 def test_the_terminals_view_takes_no_markup_from_a_reason(capsys, reason):
-    device = {"device": "eve", "online": True, "boot": 1, "seen": 0.0, "quarantine": reason, "retired": False}
-    row = {"attempt": 1, "round": 1, "cohort": 2, "counted": None, "seconds": None, "bytes_up": 0, "failure": reason}
-    row |= {"bytes_down": None, "bytes_dense": None, "means": {}}
-    nobody = {"waits_for": [], "canary": [], "privacy": None, "resting": [], "workers": []}
-    fleet = {"fleet": "watch", "status": "running", "round": 0, "rounds": 1, "epoch": 1, "model_digest": "ab" * 32}
-    render({**fleet, "history": [row], "devices": [device], "waiting": None, "certificates": None, **nobody})
-    shown = capsys.readouterr().out
+    shown = status_with(reason, capsys)
     assert "\x1b" not in shown
     whole = "".join(character for character in shown if character.isalnum())
     plain = reason if reason.isprintable() else ascii(reason)
     assert "".join(c for c in plain if c.isalnum())[:8] in whole
+
+
+def test_a_reason_stands_whole_on_a_narrow_terminal_and_once_for_attempts_that_fail_alike(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    reason = "14 of at least 16 updates came; anna declined (augment imu is not known here; use none)"
+    lines = status_with(reason, capsys, attempts=5).splitlines()
+    assert [line for line in lines if reason in line] == [
+        f"attempts 1 to 5 failed: {reason}",
+        f"eve is in quarantine: {reason}",
+    ]
+    assert any("6.820 (0.93)" in line for line in lines)
+
+
+def status_with(reason, capsys, attempts=1):
+    """What ``status`` prints of a fleet of which all attempts failed, and a device is shut out, for ``reason``."""
+    device = {"device": "eve", "online": True, "boot": 1, "seen": 0.0, "quarantine": reason, "retired": False}
+    row = {"round": 1, "cohort": 16, "counted": None, "seconds": None, "bytes_up": 0, "failure": reason, "means": {}}
+    row |= {"bytes_down": None, "bytes_dense": None}
+    counted = {"attempt": attempts + 1, "counted": 16, "bytes_up": 6_820_000, "bytes_dense": 457_056, "failure": ""}
+    rows = [*(row | {"attempt": attempt + 1} for attempt in range(attempts)), row | counted]
+    nobody = {"waits_for": [], "canary": [], "privacy": None, "resting": [], "workers": []}
+    fleet = {"fleet": "watch", "status": "running", "round": 0, "rounds": 1, "epoch": 1, "model_digest": "ab" * 32}
+    render({**fleet, "history": rows, "devices": [device], "waiting": None, "certificates": None, **nobody})
+    return capsys.readouterr().out
 
 
 def test_a_reason_that_is_no_text_is_still_sent_and_saved():

@@ -24,6 +24,7 @@ from sqlalchemy.exc import OperationalError
 
 from talaria.errors import ConfigError, StateError
 from talaria.time import Clocks, told_by
+from talaria_coordinator.storage.engine import open_engine
 from talaria_coordinator.storage.store import Store, answering
 from talaria_coordinator.storage.tables import EVENTS
 
@@ -190,13 +191,16 @@ def test_a_server_that_falls_silent_in_mid_transaction_is_given_up_and_asked_aga
         ("table x has no column y", "mend what its words say"),
     ],
 )
-def test_a_refusal_says_what_helps_against_its_cause(cause, mend):
+def test_a_refusal_says_where_and_what_helps_against_its_cause(cause, mend, tmp_path):
+    engine = open_engine(tmp_path / "coordinator.db")
+
     def refuse():
-        with answering():
+        with answering(engine):
             raise OperationalError("", {}, Exception(cause)) from Exception(cause)
 
     with pytest.raises(StateError, match=mend) as told:
         refuse()
+    assert str(told.value).startswith(f"store {tmp_path / 'coordinator.db'}: the database refused")
     assert ("free space" in str(told.value)) == (mend == "free space")
 
 

@@ -10,6 +10,7 @@ from talaria.errors import ConfigError
 from talaria.federated.rounds import layout_of
 from talaria.planning.plan import Plan
 from talaria_edge.config import load_config
+from talaria_export import open_bundle
 
 DEVICE = """
 [device]
@@ -58,6 +59,16 @@ def test_names_for_other_classes_are_told_before_the_first_round_and_not_after_t
     said = [t.get("error") for t in one.told if t.get("device") == "anna" and t["event"] in ("error", "training")]
     assert "labels=2 names are not for the 3 classes of the run" in said[0]
     assert one.of("error", "bela") == []
+
+
+def test_a_class_to_come_may_have_its_name_before_a_run_has_it(house, run_all, a_run, tmp_path):
+    """So that nobody has to change each device in the moment in which `next --classes` begins a run with it."""
+    one = house(a_run())
+    bundle = tmp_path / "anna.talaria"
+    anna = one.agent("anna", labels=("rest", "walk", "run", "jump"), bundle=bundle, variants=("fp32",))
+    run_all(one.serve(), anna, one.agent("bela"))
+    assert one.of("error", "anna") == []
+    assert open_bundle(bundle).manifest["output"]["labels"] == ["rest", "walk", "run"]
 
 
 def test_what_the_planner_prints_is_what_the_device_reads(tmp_path):

@@ -9,6 +9,9 @@ from talaria import tensors
 from talaria.errors import StateError
 from talaria.federated import global_model, rounds, warm_start
 from talaria.types import Recipe
+from talaria_coordinator.config.fleet import Canary, FleetConfig
+from talaria_coordinator.fleet.life import carry_out
+from talaria_coordinator.fleet.operator_commands import Order
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import Given
@@ -71,3 +74,26 @@ def test_the_state_of_another_run_is_refused_still(anna, a_run):
     anna(off, 1)
     with pytest.raises(StateError, match="belongs to another run of this fleet"):
         anna(replace(first, seed=77), 2)
+
+
+def test_a_trial_whose_members_can_make_no_bundle_ends_and_their_owners_are_told(house, run_all, a_run, tmp_path):
+    """Each of its rounds was declined, again and again, so that no gate was asked."""
+    canary = Canary(share=0.5, rounds=1)
+    one = house(a_run("fedper", recipe=Recipe(epochs=1, batch=8, lr=0.05)), quorum=1.0, canary=canary)
+
+    async def served():
+        await one.serve()
+        if one.of("canary"):  # it begins anew with the run before
+            await one.serve()
+
+    def lived():
+        names = {"labels": ("rest", "walk"), "bundle": tmp_path / "personal.talaria"}  # of three classes
+        run_all(served(), *(one.agent(name, **names) for name in one.data))
+
+    lived()
+    config = FleetConfig(name="watch", run=one.run, state=tmp_path, members=tuple(one.data), canary=canary)
+    carry_out(Order("next", rounds=3), one.store.fleet("watch"), config, one.store, one.blobs)
+    lived()
+    (off,) = [event for event in one.store.events("watch", 500) if event["kind"] == "canary-called-off"]
+    assert (off["asked"], off["answered"]) == (1, 0)
+    assert any("no voice in the trial: device: labels=2 names" in told["error"] for told in one.of("error"))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from talaria.planning.plan import Plan
+from talaria.time import Clocks, told_by
 from talaria_edge.check import check
 from talaria_edge.storage.state import DeviceStore
 
@@ -77,6 +78,13 @@ def test_the_windows_without_a_label_are_counted(count, says, tmp_path):
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(30) % 3, split=np.where(np.arange(30) < count, 3, split))
     (said,) = (one.said for one in check(written(tmp_path)) if one.what == "data")
     assert said == f"{12 - count} to learn from, 12 to validate, {says} shape (6, 32)"
+
+
+def test_a_clock_that_was_not_set_is_told_as_a_date(tmp_path):
+    np.savez(tmp_path / "data.npz", x=np.zeros((30, 6, 32), np.float32), y=np.arange(30) % 3)
+    with told_by(Clocks(wall=lambda: 1_701_132_392.0)):
+        found = wrong(check(written(tmp_path)))
+    assert found["clock"].startswith("says 2023-11-28 00:46 UTC")
 
 
 def test_a_fleet_is_looked_at_and_hears_nothing(keyed, tmp_path, command):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from rich.console import Console
@@ -109,6 +111,7 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         f"fleet {found['fleet']}: {found['status']}, {found['round']} of {found['rounds']} rounds, "
         f"epoch {found['epoch']}, global model {found['model_digest'][:12]}",
         highlight=False,
+        soft_wrap=True,
     )
     if found["waiting"] is not None:
         missing = ", ".join(found["waiting"]["missing"])
@@ -134,20 +137,25 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         for warning in certificates["warnings"]:
             console.print(_plain(f"warning: {warning}"), highlight=False, soft_wrap=True)
     history = Table(title="rounds")
-    for heading in ("attempt", "round", "asked", "counted", "seconds", "bytes up", "bytes down", "failure"):
-        history.add_column(heading, justify="left" if heading == "failure" else "right")
+    for heading in ("attempt", "round", "asked", "counted", "seconds", "MB up", "MB down"):
+        history.add_column(heading, justify="right")
     for row in found["history"]:
         history.add_row(
             str(row["attempt"]),
             str(row["round"]),
             str(row["cohort"]),
-            "-" if row["counted"] is None else _counted(row),
+            _counted(row),
             "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
-            _bytes(row["bytes_up"], row["counted"], row["bytes_dense"]),
-            _bytes(row["bytes_down"], row["cohort"], row["bytes_dense"]),
-            _plain(row["failure"]),
+            _megabytes(row["bytes_up"], row["counted"], row["bytes_dense"]),
+            _megabytes(row["bytes_down"], row["cohort"], row["bytes_dense"]),
         )
     console.print(history)
+    # Reasons stand below the tables: in a column of 80 they would be one word a line.
+    for reason, rows in groupby(found["history"], key=itemgetter("failure")):
+        tries = [str(row["attempt"]) for row in rows]
+        if reason:
+            which = f"attempt {tries[0]}" if len(tries) == 1 else f"attempts {tries[0]} to {tries[-1]}"
+            console.print(_plain(f"{which} failed: {reason}"), highlight=False, soft_wrap=True)
     told = next((row for row in reversed(found["history"]) if row["means"]), None)
     if told is not None:
         means = ", ".join(f"{name} {value:.4g}" for name, value in told["means"].items())
@@ -165,9 +173,13 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
             _here(row),
             str(row["boot"]),
             seen,
-            _plain(row["quarantine"]),
+            "yes" if row["quarantine"] else "",
         )
     console.print(devices)
+    for row in found["devices"]:
+        if row["quarantine"]:
+            text = f"{row['device']} is in quarantine: {row['quarantine']}"
+            console.print(_plain(text), highlight=False, soft_wrap=True)
 
 
 def _workers(rows: list[dict[str, Any]]) -> Table:
@@ -189,15 +201,17 @@ def _clock(at: float) -> str:
 
 def _counted(row: dict[str, Any]) -> str:
     """How many updates counted; and, in brackets, of how many devices, where some came through gateways."""
+    if row["counted"] is None:
+        return "failed" if row["failure"] else "-"
     clients = row.get("clients", row["counted"])
     return str(row["counted"]) if clients == row["counted"] else f"{row['counted']} ({clients})"
 
 
-def _bytes(size: int | None, devices: int | None, dense: int | None) -> str:
-    """Bytes, and their share of what as many devices would need for whole models as they are."""
+def _megabytes(size: int | None, devices: int | None, dense: int | None) -> str:
+    """MB, and their share of what as many devices would need for whole models as they are."""
     if size is None:
         return "-"
-    return f"{size:,}" + (f" ({size / (devices * dense):.2f})" if devices and dense else "")
+    return f"{size / 1e6:,.3f}" + (f" ({size / (devices * dense):.2f})" if devices and dense else "")
 
 
 def _here(row: dict[str, Any]) -> str:

@@ -42,6 +42,8 @@ class Chronicle:
     counts: Mapping[str, int]
     left_by_owner: int = 0
     """Of those that left for good, how many by their owner's hand."""
+    trials: int = 0
+    """Runs that some members tried first."""
 
     def facts(self) -> dict[str, Any]:
         """As plain data."""
@@ -58,7 +60,7 @@ class Chronicle:
             "readmitted": counts["device-readmitted"],
             "shut_out": counts["quarantined"],
             "warm_starts": counts["run-followed"],
-            "trials": sum(m.kind == "trial" for m in self.moments),
+            "trials": self.trials,
             "trials_passed": counts["canary-passed"],
             "trials_called_off": counts["canary-called-off"],
             "extended": counts["run-extended"],
@@ -97,7 +99,8 @@ def chronicle(events: Sequence[Event]) -> Chronicle:
         told.append(Moment(float(event["at"]), round, len(roster), mark, text))
     begin, end = (float(events[i]["at"]) if events else 0.0 for i in (0, -1))
     owners = sum(event["kind"] == "device-retired" and event.get("by") == "owner" for event in events)
-    return Chronicle(begin, end, round, tuple(told), Counter(str(event["kind"]) for event in events), owners)
+    trials = sum(event["kind"] == "run-followed" and bool(event.get("tried_by")) for event in events)
+    return Chronicle(begin, end, round, tuple(told), Counter(str(event["kind"]) for event in events), owners, trials)
 
 
 def _names(devices: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +55,7 @@ class Conductor:
         self._grace, self._not_before = grace, 0.0
         self._failures = 0
         self._called_off: set[int] = set()
+        self._leaving = asyncio.Event()
         self._here: set[str] = set()
         self._shut_out: set[str] = set()
         self._retired: set[str] = set()
@@ -318,6 +320,10 @@ class Conductor:
             return
         self._hands.spawn(self._fold(action))
 
+    def leave(self) -> None:
+        """Try no fold anew that a full disk, say, has refused: it is made at the next start, as after a crash."""
+        self._leaving.set()
+
     async def _fold(self, action: a.RoundClosed) -> None:
         wait = AGAIN_S[0]
         while action.attempt not in self._called_off:
@@ -335,7 +341,10 @@ class Conductor:
                 if now is None or now.epoch != self.fleet.epoch:
                     raise
                 self._hands.tell("error", attempt=action.attempt, error=said(error))
-                await asyncio.sleep(wait)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await self._leaving.wait()
+                    return
                 wait = min(2 * wait, AGAIN_S[1])
             else:
                 await self._hands.put(Folded(action.attempt, len(made.counted), action.missing, made.left))

@@ -165,6 +165,7 @@ class Service:
                 self._driver.beside(work)
             self._driver.beside(watch(self._members.ending, lambda text: self._tell("certificate", reason=text)))
             await self._serve()
+            self._conductor.leave()
             self._save()
             await self._driver.say_goodbye(transport, *self._half.will(self._state))
 

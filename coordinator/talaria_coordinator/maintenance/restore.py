@@ -32,12 +32,12 @@ def restore(where: Path | URL, blobs: Blobs, source: Path) -> Manifest:
     _require_intact(path, manifest.sha256)
     engine = open_engine(where)
     try:
-        with answering(), engine.begin() as tx:
+        with answering(engine), engine.begin() as tx:
             _require_empty(tx, manifest)
         kept = FolderBlobs(source / "blobs")
         for digest in kept.digests():
             blobs.put(kept.get(digest))
-        with answering(), engine.begin() as tx:
+        with answering(engine), engine.begin() as tx:
             _require_empty(tx, manifest)
             migrate.migrate(tx, manifest.revision)
             with path.open("rb") as lines:

@@ -63,6 +63,12 @@ def open_engine(where: Path | URL | str, *, reader: bool = False) -> Engine:
     return engine
 
 
+def place(engine: Engine) -> str:
+    """Where its database lies, for people: a path, or host and name."""
+    url = engine.url
+    return url.database or "" if engine.dialect.name == "sqlite" else f"{url.host or 'here'}/{url.database}"
+
+
 def snapshots(engine: Engine) -> Engine:
     """The same connections, for transactions that read one snapshot and wait for no writer."""
     if engine.dialect.name == "sqlite":

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import URL, Connection, delete, func, insert, select, update
+from sqlalchemy import URL, Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from talaria import time
@@ -31,7 +31,7 @@ from talaria.errors import ConfigError, StateError, TalariaError
 from talaria.federated.run import MOST_ROUNDS, Run
 from talaria_coordinator.storage import migrate
 from talaria_coordinator.storage.audit import Told, append, append_all, verify
-from talaria_coordinator.storage.engine import open_engine, snapshots
+from talaria_coordinator.storage.engine import open_engine, place, snapshots
 from talaria_coordinator.storage.records import (
     Attempt,
     Device,
@@ -132,7 +132,7 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """One snapshot of everything, which holds up no writer."""
-        with answering(), self._snapshots.begin() as tx:
+        with answering(self._engine), self._snapshots.begin() as tx:
             yield tx
 
     @contextmanager
@@ -144,7 +144,7 @@ class Store:
     @contextmanager
     def _transaction(self, fleet: str | None) -> Iterator[Connection]:
         """One transaction of whoever has the line."""
-        with answering(), self._engine.begin() as tx:
+        with answering(self._engine), self._engine.begin() as tx:
             if fleet in self._epochs:
                 now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one_or_none()
                 _require_epoch(fleet, now, self._epochs[fleet])
@@ -690,16 +690,16 @@ def _recent(given: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @contextmanager
-def answering() -> Iterator[None]:
-    """What the database refuses becomes :class:`~talaria.errors.StateError`."""
+def answering(engine: Engine) -> Iterator[None]:
+    """What the database of ``engine`` refuses becomes :class:`~talaria.errors.StateError`, which says where it lies."""
     try:
         yield
     except SQLAlchemyError as error:
         cause = str(error.__cause__ or error).splitlines()[0]
         far = isinstance(error, OperationalError) and not isinstance(error.orig, sqlite3.Error)
         raise (SilentError if far else StateError)(
-            f"store: the database refused ({cause}); {_mend(cause)}. Nothing of this step was written; all earlier "
-            "state is intact"
+            f"store {place(engine)}: the database refused ({cause}); {_mend(cause)}. Nothing of this step was "
+            "written; all earlier state is intact"
         ) from error
 
 

@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from talaria import time
-from talaria.errors import ConfigError, StateError, TalariaError, WireError, said
+from talaria.errors import BundleError, ConfigError, ModelError, StateError, TalariaError, WireError, said
 from talaria.federated.run import Run
 from talaria.plugins import has_torch
 from talaria.protocol import actions as a
@@ -420,8 +420,12 @@ class Agent:
     async def _try_out(self, learner: Learner, model_digest: bytes) -> None:
         """Serve the model of a run that this device tries for others, if its gate lets it. Whether it does no worse
         than what runs is all that is told, in the device's next birth, which is said at once; a device that cannot tell
-        has no voice."""
-        found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
+        has no voice, as one that can make no bundle."""
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
+        except (BundleError, ConfigError, ModelError) as error:
+            self._tell("error", error=f"this device has no voice in the trial: {error}")
+            return
         self._tell_of_deployment(found)
         if found.get("worse") is not None:
             self._vote(learner.run, not found["worse"])

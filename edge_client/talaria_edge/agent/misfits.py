@@ -18,7 +18,7 @@ def misfits(config: DeviceConfig, run: Run, looked: DeviceData | None) -> Iterat
         rounds.require_engine(run, config.engine)
         if config.plan is not None:
             rounds.require_plan(run, config.plan)
-        config.require_names(run.spec.classes)
+        config.names_of(run.spec.classes)
     except TalariaError as error:
         yield "error", {"error": str(error)}
     try:

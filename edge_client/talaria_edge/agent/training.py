@@ -254,7 +254,7 @@ class Learner:
         facts = {
             "device": self.config.device,
             "run": self.digest,
-            "labels": list(self.config.labels),
+            "labels": list(self.config.labels[: self.run.spec.classes]),
             "card": card,
             "task": self.run.task,
         }

@@ -79,7 +79,7 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         example=data.train.x[:1],
         samples=data.val if len(data.val) else data.train,
         calibration=data.train.x,
-        labels=config.labels or None,
+        labels=config.names_of(candidate.spec.classes) or None,
         variants=config.variants or VARIANTS,
         task=candidate.task,
         dense=dense_file(candidate.spec) if candidate.dense is None else _plain(candidate.dense),

@@ -170,8 +170,10 @@ class Mqtt:
             )
         elif not reason.startswith("link lost") and "SSL" not in reason and "reset by peer" not in reason:
             mend = (
-                f"Start one, for example `mosquitto -p {self.address.port}`, or let the coordinator start its own with "
-                'broker = "auto"; or correct the URL'
+                "Look whether it runs, or the coordinator that starts its own; or correct the URL"
+                if self.address.tls
+                else f"Start one, for example `mosquitto -p {self.address.port}`, or let the coordinator start its own "
+                'with broker = "auto"; or correct the URL'
             )
         elif self.address.tls:
             mend = (

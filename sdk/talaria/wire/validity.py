@@ -28,15 +28,14 @@ class Validity:
     @property
     def day(self) -> str:
         """When it ends, for people."""
-        return _day(self.ends)
+        return day_of(self.ends)
 
     def trouble(self, now: float) -> str:
         """Why a link with it is refused at ``now``; empty where dates are no reason."""
+        clock = f"this machine's clock says {day_of(now)}"
         if now < self.begins:
-            return (
-                f"this machine's clock says {_day(now)}, but {self.what} begins on {_day(self.begins)}: set the clock"
-            )
-        return f"{self.what} ended on {_day(self.ends)}; {RENEW}" if now > self.ends else ""
+            return f"{clock}, but {self.what} begins on {day_of(self.begins)}: set the clock"
+        return f"{self.what} ended on {day_of(self.ends)}, and {clock}; {RENEW}" if now > self.ends else ""
 
     def warning(self, now: float) -> str:
         """What to say from 30 days before its end on; empty before."""
@@ -45,7 +44,7 @@ class Validity:
             return ""
         if left < 0:
             return self.trouble(now)
-        return f"{self.what} ends on {_day(self.ends)}, in {left // DAY:.0f} days; {RENEW}"
+        return f"{self.what} ends on {day_of(self.ends)}, in {left // DAY:.0f} days; {RENEW}"
 
 
 def validities(tls: Tls) -> list[Validity]:
@@ -79,5 +78,6 @@ async def watch(ending: Callable[[float], Sequence[str]], tell: Callable[[str], 
         await asyncio.sleep(DAY)
 
 
-def _day(moment: float) -> str:
+def day_of(moment: float) -> str:
+    """A moment in seconds since 1970, for people."""
     return dt.datetime.fromtimestamp(moment, dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
