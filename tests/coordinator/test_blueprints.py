@@ -2,6 +2,7 @@
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from talaria.federated import rounds
 from talaria.federated.run import Run
@@ -22,3 +23,11 @@ def test_threads_find_what_one_has_worked_out(tmp_path, monkeypatch):
         found = list(pool.map(lambda _: (rounds.layout_of(run.spec), rounds.update_schema(run)), range(8)))
     assert len(asked) == 1
     assert all(layout is found[0][0] and schema is found[0][1] for layout, schema in found)
+
+
+def test_a_run_that_is_extended_has_the_blueprint_that_it_had(tmp_path):
+    """Each extension left one more, of the size of the model."""
+    run = Run(spec=ModelSpec("mlp", (6,), 3), algorithm="fedavg", rounds=2)
+    for one in (run, replace(run, rounds=5), replace(run, rounds=9)):
+        blueprints.prepare(one, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1

@@ -64,12 +64,20 @@ def test_what_is_wrong_on_the_device_is_named(case, tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [(nan, "NaN"), (lambda x, y: (x, 0 * y), "class"), (lambda x, y: (x[:0], y[:0]), "no sample")],
-    ids=["not a number", "one class", "nothing"],
+    [(nan, "NaN"), (lambda x, y: (x[:0], y[:0]), "no sample")],
+    ids=["not a number", "nothing"],
 )
 def test_samples_that_teach_nothing_are_named(change, says, tmp_path):
     samples(tmp_path, change=change)
     assert says in wrong(check(written(tmp_path)))["data"]
+
+
+def test_one_whole_number_may_be_a_class_or_a_number_until_the_run_is_known(tmp_path):
+    samples(tmp_path, change=lambda x, y: (x, 0 * y + 5))
+    (found,) = (one for one in check(written(tmp_path)) if one.what == "data")
+    assert found.state == "note"
+    assert "only class 5" in found.said
+    assert found.said.endswith("unless the run learns numbers")
 
 
 @pytest.mark.parametrize(("count", "says"), [(0, "6 to test, each of"), (4, "6 to test, 4 unlabelled, each of")])

@@ -22,7 +22,8 @@ def prepare(run: Run, state: Path) -> None:
     :class:`~talaria.errors.StateError` where the folder cannot be written.
     """
     text = run.to_json()
-    path = state / f"blueprint-{hashlib.sha256(f'{talaria.__version__} {text}'.encode()).hexdigest()[:16]}"
+    # One for a run, however long it goes on: `extend` needs no other.
+    path = state / f"blueprint-{hashlib.sha256(f'{talaria.__version__} {run.identity}'.encode()).hexdigest()[:16]}"
 
     def read() -> blueprint.Blueprint:
         return blueprint.decode(path.read_bytes())

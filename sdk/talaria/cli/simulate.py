@@ -158,8 +158,10 @@ def simulate(
     it leaves out under [run.recipe] and by [run] defaults = "smartwatch".
     """
     from talaria.cli.simulate_output import shown_progress, tell, write_down
+    from talaria.errors import some_of
     from talaria.options import assignments
     from talaria.simulation import checkpoint
+    from talaria.simulation.asked import of_one_class
     from talaria.simulation.experiment import prepare
     from talaria.simulation.experiment import resume as go_on
     from talaria.simulation.run_summary import BASELINES
@@ -220,6 +222,12 @@ def simulate(
     )
     if asked.picked:
         typer.echo(f"engine: {asked.engine}, for {asked.picked}", err=True)
+    if (alone := of_one_class(asked.data)) and write_fleet is None:
+        typer.echo(
+            f"note: one class alone to train on: {some_of(alone, 6)}; a device learns nothing from such samples until "
+            "there is another class among them",
+            err=True,
+        )
     if write_fleet is not None:
         asked = write_down(asked, write_fleet, quiet=as_json)
         if no_training:

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch.nn import Module
 
 from talaria import tasks
@@ -38,6 +39,13 @@ def data_of(data: str | Federated, options: Mapping[str, Any] | None) -> Federat
             "makes one of arrays"
         )
     return data
+
+
+def of_one_class(data: Federated) -> list[str]:
+    """The clients that train on one class alone: they take part in a simulation, and a device would decline."""
+    if tasks.of(data.task).name != tasks.CLASSIFICATION:
+        return []
+    return [name for name, one in data.clients.items() if len(np.unique(one.train.y)) < 2]
 
 
 def task_of(data: Federated, task: str | None) -> str:

@@ -121,6 +121,15 @@ def test_a_run_that_was_kept_under_devices_names_goes_on(mine, tmp_path):
     assert second["model_digest"] == first["model_digest"]
 
 
+def test_who_has_one_class_alone_is_simulated_and_named_as_what_a_device_would_not_be(mine):
+    client = np.repeat(["anna", "bela", "carl"], 20)
+    path = mine(client=client, y=np.where(client == "bela", 1, np.arange(60) % 3))
+    words = ["simulate", "-a", "fedavg", "--rounds", "1", "--json", "-d", f"npz:{path}"]
+    told = CliRunner().invoke(app(words), words)
+    assert json.loads(told.stdout)["clients"]["bela"]
+    assert "note: one class alone to train on: bela; a device learns nothing from such samples" in told.stderr
+
+
 def test_a_budget_is_written_down_and_secure_sums_need_keys(mine, tmp_path):
     folder, path = tmp_path / "fleet", mine()
     told = written(path, folder, "--epsilon", "8", "--clip", "0.5", "--rounds", "4")
