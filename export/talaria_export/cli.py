@@ -148,7 +148,7 @@ def export(
 
 
 def verify(
-    bundles: Annotated[list[Path], typer.Argument(help="Bundles to verify.")],
+    bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", help="Bundles to verify.")],
     data: Annotated[
         Path | None,
         typer.Option(

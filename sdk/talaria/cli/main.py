@@ -10,7 +10,7 @@ import faulthandler
 import re
 import sys
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points, requires
+from importlib.metadata import EntryPoint, entry_points, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,12 @@ def app(words: Sequence[str] = ()) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    main.callback()(_nothing)
+    shown = typer.Option(False, "--version", is_eager=True, callback=_version, help="Show the version and exit.")
+
+    def talaria(version: bool = shown) -> None:
+        """Hardware-aware on-device personalization: every device its own small, fast model."""
+
+    main.callback()(talaria)
     entries = sorted(entry_points(group=GROUP), key=lambda e: e.name)
     chosen = [e for e in entries if words and e.name == words[0]]
     for entry in chosen or entries:
@@ -45,8 +50,12 @@ def app(words: Sequence[str] = ()) -> typer.Typer:
     return main
 
 
-def _nothing() -> None:
-    """Hardware-aware on-device personalization: every device its own small, fast model."""
+def _version(asked: bool) -> None:
+    import typer
+
+    if asked:
+        typer.echo(f"talaria {version('talaria')}")
+        raise typer.Exit
 
 
 def _add(main: typer.Typer, entry: EntryPoint) -> None:

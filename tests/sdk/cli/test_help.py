@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+import talaria
+
 HEAVY = ("torch", "onnxruntime", "onnx", "sqlalchemy", "matplotlib")
 ASKED = """
 import json, sys
@@ -40,3 +42,10 @@ def test_one_benchmark_imports_no_other():
     ).stdout.splitlines()
     assert "chaos" in told[0]
     assert "talaria_bench.people" not in json.loads(told[-1])
+
+
+def test_the_version_is_told():
+    told = subprocess.run(
+        [sys.executable, "-c", ASKED, "--version"], capture_output=True, text=True, timeout=120, check=True
+    ).stdout.splitlines()
+    assert told[0] == f"talaria {talaria.__version__}"
