@@ -19,7 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from talaria.config import Section
 from talaria.errors import ConfigError
+from talaria.federated.run import Run
 from talaria.model.masks import ChannelLayout, ChannelMask
+from talaria.model.spec import ModelSpec
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
@@ -27,7 +29,9 @@ from talaria.protocol.coordinator.state import Attempt, Peer
 from talaria.types import Update
 from talaria_coordinator.cli.template import found as found_fleet
 from talaria_coordinator.config.api import ApiConfig, api_of
+from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.operator_commands import Order, decide
+from talaria_coordinator.server.operator_server import desk_of
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.web.api import OPEN_PATHS, make_api
@@ -112,6 +116,23 @@ def test_fleets_and_what_they_are_doing(client):
         "model": "imu_cnn", "devices": 4,
     }  # fmt: skip
     assert (fleet["online"], fleet["quarantined"]) == (3, 1)
+
+
+def test_what_keeps_a_coordinator_from_its_work_is_shown_until_it_is_over(store, tmp_path):
+    """A store on a disk that is full holds no word of it, and the page showed a round that was open."""
+    run = Run(spec=ModelSpec("mlp", (6,), 3), algorithm="fedavg")
+    config = FleetConfig(name="watch", run=run, state=tmp_path, devices=4, api=ApiConfig(port=0))
+    journal, full = [], "blobs: No space left on device; free space there"
+    with desk_of(config, journal.append) as desk, httpx.Client(base_url=desk.open(lambda order: None)["api"]) as client:
+        shown = []
+        for event, facts in (
+            ("error", {"error": full}), ("disconnected", {"error": "link lost"}), ("connected", {}),
+            ("round-closed", {"attempt": 3, "at": 0.0}),
+        ):  # fmt: skip
+            desk.report({"event": event, **facts})
+            shown.append(got(client, "/api/v1/fleets/watch")["trouble"])
+    assert shown == [[full], [full, "link lost"], [full], []]
+    assert len(journal) == 4
 
 
 def test_rounds_come_newest_first_with_accuracy_overlap_and_bytes(client):

@@ -117,13 +117,15 @@ def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, pa
         store.see("watch", "anna", 1, {})
         store.see("watch", "bela", 1, {}, online=False)
     views, config = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
+    views.tell("watch", {"event": "error", "error": "blobs: No space left on device; free space there"})
     with listening(config) as sock, serving(make_api(views), config, sock):
         dom = page(url_of(config, sock))
     views.close()
     assert text_of(dom, "tile-accuracy").startswith("62.5 % mean accuracy")
     assert dom.count('class="dot"') == 2
     assert "val_accuracy 0.6250" in text_of(dom, "rounds")
-    assert text_of(dom, "waits").startswith("No round is open; away: bela. ")
+    full = "Trouble: blobs: No space left on device; free space there."
+    assert text_of(dom, "waits").startswith(f"{full} No round is open; away: bela. ")
     tiles = len(re.findall(r'id="tile-', dom))
     across = {width: int(count) for width, count in re.findall(r"--(wide|middle|small): (\d+)", dom)}
     assert set(across) == {"wide", "middle", "small"}

@@ -34,6 +34,7 @@ class Desk:
         self._report(event)
         if self._config.api is not None:
             self._metrics.tell(event)
+            self._views.tell(self._config.name, event)
 
     def observe(self, item: object) -> None:
         """An event or action of the protocol machine."""

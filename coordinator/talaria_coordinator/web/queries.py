@@ -7,7 +7,7 @@ wait; summaries of closed rounds never change and are computed once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
@@ -60,6 +60,7 @@ class Views:
     def __init__(self, where: Path | URL | str) -> None:
         self._engine = open_engine(where, reader=True)
         self._closed: dict[tuple[str, int], AttemptView] = {}
+        self._trouble: dict[str, dict[str, str]] = {}
 
     def close(self) -> None:
         """Close all connections."""
@@ -74,16 +75,33 @@ class Views:
             cause = str(error.__cause__ or error).splitlines()[0]
             raise StateError(f"store: the database does not answer a reader ({cause}); try again") from error
 
+    def tell(self, fleet: str, event: Mapping[str, Any]) -> None:
+        """An event of the journal: what a disk or a broker refuses may not be in the store, and is shown until it is
+        over."""
+        trouble = self._trouble.get(fleet, {})
+        match event["event"]:
+            case "error" | "disconnected" | "failed" as kind:
+                self._trouble[fleet] = {**trouble, kind: str(event.get("error", ""))}
+            case "round-closed" | "connected" | "started" as over:
+                ended = {"round-closed": ("error",), "connected": ("disconnected",), "started": ("error", "failed")}[
+                    over
+                ]
+                self._trouble[fleet] = {kind: said for kind, said in trouble.items() if kind not in ended}
+
     def fleets(self, limit: int = 100) -> list[FleetView]:
         """The first ``limit`` fleets by name."""
         with self._reading() as tx:
-            return [_fleet(tx, row) for row in tx.execute(select(FLEETS).order_by(FLEETS.c.fleet).limit(limit))]
+            rows = tx.execute(select(FLEETS).order_by(FLEETS.c.fleet).limit(limit))
+            return [self._fleet(tx, row) for row in rows]
 
     def fleet(self, fleet: str) -> FleetView | None:
         """One fleet, or None."""
         with self._reading() as tx:
             row = tx.execute(select(FLEETS).where(FLEETS.c.fleet == fleet)).one_or_none()
-            return None if row is None else _fleet(tx, row)
+            return None if row is None else self._fleet(tx, row)
+
+    def _fleet(self, tx: Connection, row: Row[Any]) -> FleetView:
+        return _fleet(tx, row, list(self._trouble.get(row.fleet, {}).values()))
 
     def attempts(self, fleet: str, before: int | None = None, limit: int = 50) -> list[AttemptView]:
         """The last ``limit`` attempts with numbers below ``before`` (None: all), newest first."""
@@ -185,7 +203,7 @@ def _updates(tx: Connection, fleet: str, number: int, after: str, limit: int) ->
     return [_update(row) for row in rows]
 
 
-def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
+def _fleet(tx: Connection, row: Row[Any], trouble: list[str]) -> FleetView:
     run = json.loads(row.run)
     mine = DEVICES.c.fleet == row.fleet
     here = case(((DEVICES.c.online == 1) & DEVICES.c.quarantine.is_(None), 1), else_=0)
@@ -213,6 +231,7 @@ def _fleet(tx: Connection, row: Row[Any]) -> FleetView:
         waits_for=holding(machine),
         canary=list(Life.of(row.life).canary.get("members", [])),
         privacy=spent_view(Spent.of(row.privacy)),
+        trouble=trouble,
         workers=[WorkerView(**vars(one)) for one in workers_of(row.workers)],
     )
 

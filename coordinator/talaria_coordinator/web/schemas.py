@@ -53,7 +53,9 @@ class FleetView:
     """A fleet after ``round`` of ``rounds`` committed rounds of learning, out of ``tried`` that were opened.
     ``waits_for`` names the first of those who keep the open round waiting, with how far each is (``phase``) and whether
     it is ``online``; ``canary`` names those who try the present run before all others, while they do.
-    ``privacy`` is null where no noise is added. ``workers`` are its ingest workers, none where the coordinator's own
+    ``privacy`` is null where no noise is added. ``trouble`` is what keeps its coordinator, in this process, from its
+    work now: what the disk or the store refused since the last round was committed, and a broker that is not reached.
+    ``workers`` are its ingest workers, none where the coordinator's own
     process takes all updates, or the fleet is not served."""
 
     name: str
@@ -73,6 +75,7 @@ class FleetView:
     waits_for: list[dict[str, Any]]
     canary: list[str]
     privacy: SpentView | None
+    trouble: list[str]
     workers: list[WorkerView]
 
 

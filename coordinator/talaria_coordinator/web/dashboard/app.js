@@ -209,6 +209,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   const idle = about.status === "running" && !open && about.round < about.rounds && away.length;
   const late = about.waits_for.map((d) => `${d.device} (${d.phase}${d.online ? "" : ", away"})`);
   const words = [
+    ...about.trouble.map((said) => `Trouble: ${said}.`),
     about.canary.length ? `This run is tried first by ${about.canary.join(", ")}.` : "",
     open && late.length ? `Round ${open.round} waits for ${late.join(", ")}.` : "",
     idle ? `No round is open; away: ${away.slice(0, 20).join(", ")}${away.length > 20 ? ` and ${away.length - 20} more` : ""}.` : "",
