@@ -232,7 +232,7 @@ def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Fi
     if config.labels:
         named = judged("labels", "name the run's classes", lambda: config.names_of(run.spec.classes))
         more = config.labels[run.spec.classes :]
-        yield Finding("labels", "note", f"{some_of(more, 6)} of no class of the run yet") if more else named
+        yield Finding("labels", "note", f"{some_of(more, 6)} name no class of the run yet") if more else named
     if config.kit is not None:
         kit = config.kit
         yield judged("kit of the run", "is this run's", lambda: open_kit(kit).require(run))

@@ -164,6 +164,9 @@ def test_password_files_that_are_none(tmp_path, content, mode):
     path.chmod(mode)
     with pytest.raises(ConfigError, match="secret"):
         password(path)
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"secret cannot be read: .*; write the password there, in one line"):
+        password(path)
 
 
 def test_a_hosted_brokers_link_shows_no_password(tmp_path):

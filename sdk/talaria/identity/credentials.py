@@ -101,21 +101,22 @@ def read_json(path: Path, mend: str, largest: int = LARGEST_FILE) -> dict[str, A
     return value
 
 
-def require_private(path: Path) -> None:
-    """Raise :class:`ConfigError` where others than the owner may read ``path``."""
+def require_private(path: Path, mend: str = "restore it, or join again") -> None:
+    """Raise :class:`ConfigError` where others than the owner may read ``path``; with ``mend`` where it is not there."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise ConfigError(f"identity: {path} cannot be read: {error.strerror}; restore it, or join again") from None
+        raise ConfigError(f"identity: {path} cannot be read: {error.strerror}; {mend}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"identity: others may read {path} (mode {mode & 0o777:o}); run `chmod 600 {path}`")
 
 
 def password(path: Path) -> str:
     """The password in a file that only its owner can read; one line."""
-    require_private(path)
+    mend = "write the password there, in one line, and let its owner alone read it"
+    require_private(path, mend)
     try:
-        text = read(path, "write the password there", 1024).decode().strip()
+        text = read(path, mend, 1024).decode().strip()
     except UnicodeDecodeError:
         text = ""
     if not text or "\n" in text:

@@ -164,10 +164,11 @@ class Mqtt:
             return f"cannot use the MQTT broker at {self.address}: {reason}. {'; '.join(filter(None, dates))}"
         own, safe = ("ws", "wss") if self.address.websocket else ("mqtt", "mqtts")
         if "VERIFY_FAILED" in reason:
-            mend = (
-                "What listens there has a certificate of another authority than this one's, or for another name: "
-                "correct the URL, or join the fleet of that broker"
-            )
+            ours, more = "this one's", "join the fleet of that broker"
+            if self._tls.ca is None:
+                ours, more = "this machine trusts", "name its file as SSL_CERT_FILE"
+            other = f"What listens there has a certificate of another authority than {ours}, or for another name"
+            mend = f"{other}: correct the URL, or {more}"
         elif not reason.startswith("link lost") and "SSL" not in reason and "reset by peer" not in reason:
             mend = (
                 "Look whether it runs, or the coordinator that starts its own; or correct the URL"

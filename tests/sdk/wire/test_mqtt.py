@@ -493,7 +493,7 @@ def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto,
         assert [a.payload for a in await arrivals(link, 20)] == [bytes([i]) * 40_000 for i in range(20)]
         await link.close()
         stranger = Mqtt(broker.url, "dev", ("t",), **FAST)
-        with pytest.raises(TransportError, match="has a certificate of another authority"):
+        with pytest.raises(TransportError, match=r"another authority than this machine trusts, .* SSL_CERT_FILE"):
             await stranger.start()
         plain = Mqtt(broker.url.replace("mqtts", "mqtt"), "dev", ("t",), threaded=threaded, **FAST)
         with pytest.raises(TransportError, match="asks for TLS, write mqtts:// in place of mqtt://"):
