@@ -47,7 +47,7 @@ from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.tidying import Tidying
 from talaria_coordinator.fleet.vacancy import look, replaced
-from talaria_coordinator.fleet.witness import witness
+from talaria_coordinator.fleet.witness import outrun, witness
 from talaria_coordinator.identity.eviction import KeepOut, nowhere
 from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.store import Store
@@ -388,6 +388,8 @@ class Service:
                 if isinstance(action, a.DeviceUp):
                     self._intake.follow(action.device)
                     self._conductor.not_asked(action.device)
+                    if reason := outrun(action, self._conductor.fleet.epoch):
+                        self._tell("outrun", device=action.device, reason=reason)
 
     # -- uploads
 

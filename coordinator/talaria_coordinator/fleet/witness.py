@@ -6,8 +6,23 @@ from collections.abc import Callable
 
 from talaria.protocol import actions as a
 from talaria.protocol.coordinator.presence import DOUBLED
+from talaria.wire.validity import day_of
 from talaria_coordinator.storage.records import profile_of
 from talaria_coordinator.storage.store import Store
+
+LAST_DAY_MS = 4e12
+"""Epochs beyond it, of the year 2096, are no day that anybody's clock says."""
+
+
+def outrun(device: a.DeviceUp, epoch: int) -> str:
+    """Why ``device`` does not hear a coordinator of ``epoch``, with the mend; empty where it does, or has not said."""
+    follows = profile_of(device.profile).get("follows")
+    if type(follows) is not int or not epoch < follows < LAST_DAY_MS:
+        return ""
+    return (
+        f"it follows a coordinator that began at {day_of(follows / 1000)} by its clock, and hears none that began "
+        "before: stop that one; or, where it is gone, start this one once with its clock set ahead of that"
+    )
 
 
 def witness(action: a.Action, fleet: str, store: Store, tell: Callable[..., None]) -> None:

@@ -81,11 +81,12 @@ class Agent:
         self._leave = TrainingWindow(config.guard, config.guard_every_s, read)
         self._worker = worker or learning_thread()
         own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
+        self._shown: dict[str, Any] = dict(config.profile)
         self._half = DeviceMachine(
             config.fleet,
             config.device,
             limits=DeviceLimits(max_model=config.max_model, retry=config.retry_s),
-            profile=json.dumps(dict(config.profile)).encode(),
+            profile=json.dumps(self._shown).encode(),
             signer=None if own is None else own.signer,
             coordinator_key=None if own is None else own.coordinator_key,
             process=process,
@@ -252,6 +253,8 @@ class Agent:
                 self._decline()
             case a.CoordinatorSeen():
                 self._meet(action)
+            case a.CoordinatorOutrun():
+                self._show(follows=action.follows)
             case a.Train():
                 self._called, self._served = action, None
                 self._begin()
@@ -432,8 +435,15 @@ class Agent:
 
     def _vote(self, run: Run, passes: bool) -> None:
         """Say in this device's birth whether it would serve ``run``, which counts while the fleet tries it."""
-        said = {"run": run.identity[:16], "deployed": passes}
-        self._half = replace(self._half, profile=json.dumps({**self.config.profile, "gate": said}).encode())
+        self._show(gate={"run": run.identity[:16], "deployed": passes})
+
+    def _show(self, **facts: Any) -> None:
+        """Say these in this device's birth, at once where they are new."""
+        shown = {**self._shown, **facts}
+        if shown == self._shown:
+            return
+        self._shown = shown
+        self._half = replace(self._half, profile=json.dumps(shown).encode())
         if self._state.linked:
             self._feed(e.Connected(time.monotonic()))
 

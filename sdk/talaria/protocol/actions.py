@@ -370,6 +370,14 @@ class CoordinatorSeen:
     spec: bytes
 
 
+@dataclass(frozen=True)
+class CoordinatorOutrun:
+    """A coordinator said that it begins at an epoch below the one that this device ``follows``, so that it is heard no
+    more."""
+
+    follows: int
+
+
 Action = (
     Publish
     | SendChunks
@@ -377,6 +385,7 @@ Action = (
     | Discard
     | Save
     | FrameRefused
+    | CoordinatorOutrun
     | Expect
     | Complete
     | RoundClosed

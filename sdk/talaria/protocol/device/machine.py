@@ -201,6 +201,8 @@ class DeviceMachine:
         if key is not None and not signed_by(frame, key):
             raise WireError(f"{frame.header.type!r} is not signed by the coordinator's key; refused")
         if epoch < state.epoch:
+            if topic.kind == "co/state" and getattr(m.decode_message(frame), "online", False):
+                out.append(a.CoordinatorOutrun(state.epoch))
             raise WireError(f"{frame.header.type!r} of epoch {epoch}; a coordinator of epoch {state.epoch} took over")
         message = m.decode_message(frame)
         if epoch > state.epoch:

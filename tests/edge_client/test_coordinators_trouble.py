@@ -1,14 +1,19 @@
-"""A coordinator that is told to stop while its disk is full."""
+"""What a coordinator does with a full disk, and with devices that follow another."""
 
 import asyncio
+import time
 
 from memory_broker import Loop
 
 from talaria.errors import StateError
+from talaria.time import Clocks, told_by
 from talaria.wire.topics import coordinator_filters
+from talaria.wire.validity import day_of
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.store import Store
 
 
 def test_it_ends_though_a_round_cannot_be_committed_which_the_next_start_does(house, run_all, a_run, monkeypatch):
@@ -44,3 +49,32 @@ def test_it_ends_though_a_round_cannot_be_committed_which_the_next_start_does(ho
 
     run_all(lived(), seconds=60)
     assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
+
+
+def test_a_coordinator_is_told_that_a_device_follows_one_that_began_later(house, run_all, a_run, tmp_path):
+    """Whose clock was ahead, and whose record is lost: until then the operator saw nothing but silent devices."""
+    ahead = house(a_run(rounds=1), names=("anna",))
+    later = time.time() + 2e7
+
+    async def before():
+        with told_by(Clocks(wall=lambda: later)):
+            serving = asyncio.create_task(ahead.serve())
+        await asyncio.gather(serving, ahead.agent("anna"))
+
+    run_all(before(), seconds=60)
+    (tmp_path / "new").mkdir()
+    with Store(tmp_path / "new" / "db") as ahead.store:
+        ahead.blobs = FolderBlobs(tmp_path / "new" / "blobs")
+        ahead.hub = type(ahead.hub)()
+
+        async def after():
+            both = [asyncio.create_task(ahead.serve()), asyncio.create_task(ahead.agent("anna"))]
+            while not ahead.of("outrun"):
+                await asyncio.sleep(0.02)
+            for task in both:
+                task.cancel()
+
+        run_all(after(), seconds=60)
+    (told,) = ahead.of("outrun", "anna")
+    assert f"a coordinator that began at {day_of(later)[:10]}" in told["reason"]
+    assert "start this one once with its clock set ahead of that" in told["reason"]
