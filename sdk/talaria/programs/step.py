@@ -24,7 +24,7 @@ from talaria.programs.longest import require_none
 from talaria.programs.merged import parted
 from talaria.programs.nodes import Layer, resolved
 from talaria.programs.tracing import Tracer
-from talaria.programs.turning import batch_first
+from talaria.programs.turning import batch_first, counted_with_the_batch_first
 from talaria.programs.updates import updates
 from talaria.training import loop
 from talaria.types import Recipe
@@ -191,7 +191,8 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
             ordered = {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}
             return Passed(maps[last], ordered, whole, tracer.into, tracer.out_of)
         step.second = node in second
-        found = resolved(step, node, module, held)
+        with counted_with_the_batch_first(node, second):
+            found = resolved(step, node, module, held)
         if not isinstance(found, Layer):
             held[node] = found
             if isinstance(found, Map):
@@ -205,7 +206,8 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         trains = any(p.requires_grad for p in own.parameters()) or found.trains
         given = [maps[one] for one in read]
         step.folds = folded and all(given and _takes_in(user, node, module, given[0].lead) for user in node.users)
-        maps[node], back = rule(step, layer, own, given)
+        with counted_with_the_batch_first(node, second):
+            maps[node], back = rule(step, layer, own, given)
         held[node] = found.gives or maps[node]
         if found.gives is not None and found.gives.asked.form in ROWS:
             rows.add(node)

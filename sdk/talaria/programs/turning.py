@@ -8,7 +8,8 @@ is turned back, averaged over the length or taken at a moment.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -38,6 +39,20 @@ def batch_first(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], A
     for node in list(graph.nodes):
         turning.follow(node)
     return frozenset(turning.second)
+
+
+@contextmanager
+def counted_with_the_batch_first(node: fx.Node, second: frozenset[fx.Node]) -> Iterator[None]:
+    """Has a refusal of ``node`` say that it counts dimensions as rewritten, where the network counts otherwise."""
+    try:
+        yield
+    except ModelError as error:
+        if second.isdisjoint((node, *node.all_input_nodes)):
+            raise
+        raise ModelError(
+            f"{error}. Dimensions are counted with the batch first here: this sequence stands before the batch, and "
+            "what the network calls 0 is 1, and 1, the batch, is 0"
+        ) from None
 
 
 def _gives_lasts(node: fx.Node, module: Module) -> bool:

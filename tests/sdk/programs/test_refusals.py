@@ -12,6 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from talaria.errors import ModelError
 from talaria.model import zoo
 from talaria.programs.build import build
+from talaria.programs.step import answers_of
 
 _nets = importlib.util.spec_from_file_location("talaria_program_nets", Path(__file__).with_name("nets.py"))
 nets = importlib.util.module_from_spec(_nets)
@@ -283,3 +284,20 @@ def test_what_is_changed_in_place_and_read_again_is_refused():
 
     with pytest.raises(ModelError, match="in place"):
         build(zoo.keep(Both(), nets.LINE, 4))
+
+
+class Over(nn.Module):
+    """Goes along a dimension of a sequence that stands before the batch, as torch's layers read it."""
+
+    def __init__(self, dim) -> None:
+        super().__init__()
+        self.lstm, self.head, self.dim = nn.LSTM(3, 8), nn.Linear(8, 4), dim
+
+    def forward(self, x):
+        return self.head(self.lstm(x.permute(2, 0, 1))[0].softmax(self.dim).mean(0))
+
+
+def test_a_dimension_that_was_rewritten_is_told_beside_the_networks_own():
+    with pytest.raises(ModelError, match=r"goes along dim=0 .*what the network calls 0 is 1, and 1, the batch, is 0"):
+        answers_of(Over(1).eval(), "head", (3, 12))
+    answers_of(Over(2).eval(), "head", (3, 12))
