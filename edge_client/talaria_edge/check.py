@@ -22,6 +22,7 @@ from talaria.errors import DataError, TalariaError, TransportError, WireError, s
 from talaria.federated import rounds
 from talaria.federated.kit import open_kit
 from talaria.federated.run import Run
+from talaria.identity.credentials import password
 from talaria.plugins import has_torch
 from talaria.wire import messages as m
 from talaria.wire.frames import decode_frame, signed_by
@@ -74,14 +75,17 @@ def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Op
         soon = [] if own is None else [text for one in validities(own.tls) if (text := one.warning(time.time()))]
         if trouble:
             yield Finding("keys", "wrong", "; ".join(trouble))
-        elif own is None and config.username is None:
+        elif own is None:
+            who = "strangers" if config.username is None else "others who may use it, and whoever runs it,"
             yield Finding(
-                "keys", "note", "none: strangers at the broker can listen and speak; `talaria edge join` makes some"
+                "keys", "note", f"none: {who} at the broker can listen and speak; `talaria edge join` makes some"
             )
         else:
             yield Finding("keys", "note" if soon else "ok", "; ".join(soon) or "this device's own, and in force")
         if not insecure:
             require_safe(config)
+        if config.password_file is not None:
+            password(config.password_file)
     except (TalariaError, OSError) as error:
         yield Finding("keys", "wrong", str(error))
         return

@@ -75,7 +75,7 @@ from talaria.errors import ConfigError
 from talaria.federated import own_plan, plan_compat
 from talaria.federated.run import ENGINES, Engine
 from talaria.foreign import shown
-from talaria.identity.credentials import require_no_password
+from talaria.identity.credentials import require_login, require_no_password
 from talaria.planning.budget import Budget
 from talaria.planning.plan import Plan
 from talaria.plugins import has_torch, require_packages
@@ -144,12 +144,17 @@ class DeviceConfig:
             raise ConfigError(f"fleet: name={shown(self.fleet)} must be {FLEET_RULE}, as the coordinator has it")
         require_packages("code: allow", self.allow)
         valid.different("device: labels", self.labels)
+        if self.variants:
+            from talaria_export.bundle.manifest import check_names
+
+            check_names(self.variants)
         valid.among("device", "engine", self.engine, ENGINES)
         if self.kit is not None and self.engine != "onnx":
             raise ConfigError(f"device: kit={str(self.kit)!r} serves engine='onnx' alone; set engine = \"onnx\"")
         if self.budget is not None:
             self._require_own_plan(self.budget)
         require_no_password(self.broker)
+        require_login("fleet", self.username, self.password_file)
         try:
             parts = urlsplit(self.broker)
             good = parts.scheme in ("mqtt", "mqtts", "ws", "wss") and bool(parts.hostname) and parts.port != 0

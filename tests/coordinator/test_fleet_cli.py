@@ -169,6 +169,13 @@ def test_password_files_that_are_none(tmp_path, content, mode):
         password(path)
 
 
+def test_a_password_of_nobody_is_refused(tmp_path):
+    path = tmp_path / "f.toml"
+    path.write_text(FLEET.format(broker='url = "mqtts://b.example"\npassword_file = "secret"'))
+    with pytest.raises(ConfigError, match=r"broker: username is missing, whose password is in .*secret; give both"):
+        fleet_config.load_config(path)
+
+
 def test_a_hosted_brokers_link_shows_no_password(tmp_path):
     (tmp_path / "secret").write_text("hunter2")
     (tmp_path / "secret").chmod(0o600)

@@ -13,8 +13,9 @@ from talaria.errors import ConfigError
 from talaria_export import Predictor, make_bundle, open_bundle, verify_bundle
 from talaria_export.build.selection import choose, judge
 from talaria_export.bundle.bundle import read_bundle, save, seal
+from talaria_export.bundle.manifest import VARIANTS
 from talaria_export.convert.onnx import convert
-from talaria_export.convert.quantize import VARIANTS, Gate, Made, half, linear_int8, make_variants, static_int8
+from talaria_export.convert.quantize import Gate, Made, half, linear_int8, make_variants, static_int8
 from talaria_export.runtime import cpu as cpu_module
 from talaria_export.runtime.session import Session
 

@@ -50,6 +50,17 @@ WITHOUT_A_FLEET = {
     "no keys where some are named": ({"more": '[identity]\nfolder = "gone"'}, "keys", "gone"),
     "no broker there": ({}, "broker", "127.0.0.1:9"),
     "a stranger's machine without TLS": ({"broker": "mqtt://192.0.2.1:1883"}, "keys", "talaria edge join"),
+    "a variant that no bundle has": (
+        {"device": 'variants = ["fp8"]'},
+        "settings",
+        "'fp8'] are unknown; choose",
+    ),
+    "a password that is not there": ({"fleet": 'username = "a"\npassword_file = "gone"'}, "keys", "write the password"),
+    "a password of nobody": (
+        {"fleet": 'password_file = "data.npz"'},
+        "settings",
+        "username is missing, whose password",
+    ),
     "nothing to write to": ({"device": 'state = "/proc/nowhere"'}, "space", "/proc"),
 }
 
@@ -70,6 +81,12 @@ def test_what_is_wrong_on_the_device_is_named(case, tmp_path):
 def test_samples_that_teach_nothing_are_named(change, says, tmp_path):
     samples(tmp_path, change=change)
     assert says in wrong(check(written(tmp_path)))["data"]
+
+
+def test_a_name_at_the_broker_is_no_key(tmp_path):
+    samples(tmp_path)
+    (keys,) = (one for one in check(written(tmp_path, fleet='username = "mallory"')) if one.what == "keys")
+    assert (keys.state, keys.said.startswith("none: others who may use it, and whoever runs it,")) == ("note", True)
 
 
 def test_one_whole_number_may_be_a_class_or_a_number_until_the_run_is_known(tmp_path):

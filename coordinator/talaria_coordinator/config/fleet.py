@@ -98,7 +98,7 @@ from talaria.federated.run import Run
 from talaria.federated.run_file import run_of
 from talaria.federated.server_rule import aggregator_of, least_of, located, require_enough
 from talaria.foreign import shown
-from talaria.identity.credentials import require_no_password
+from talaria.identity.credentials import require_login, require_no_password
 from talaria.wire.chunks import CHUNK, LEAST
 from talaria.wire.frames import MAX_PAYLOAD
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
@@ -203,6 +203,7 @@ class FleetConfig:
 
     def __post_init__(self) -> None:
         require_no_password(self.broker)
+        require_login("broker", self.username, self.password_file)
         if not re.fullmatch(FLEET_NAME, self.name):
             raise ConfigError(f"fleet: name={shown(self.name)} must be {FLEET_RULE}")
         for member in self.members:

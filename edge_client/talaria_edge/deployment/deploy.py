@@ -70,7 +70,8 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
         why = "these weights were rolled back by hand; what runs stays until others come"
         return {"bundle": str(path), "deployed": False, "why": why, "worse": True}
     from talaria_export import make_bundle
-    from talaria_export.convert.quantize import VARIANTS, Gate
+    from talaria_export.bundle.manifest import VARIANTS
+    from talaria_export.convert.quantize import Gate
 
     made = folder / "candidate.talaria"
     report = make_bundle(

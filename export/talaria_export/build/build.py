@@ -19,13 +19,14 @@ from talaria.model.weights import Model, Served
 from talaria.types import Samples
 from talaria_export.build import selection
 from talaria_export.bundle.bundle import array_bytes, read_bundle, save, seal
+from talaria_export.bundle.manifest import VARIANTS, check_names
 from talaria_export.bundle.preprocess import ELEMENTS, Array, Preprocessing, preprocessing
 from talaria_export.bundle.report import Check, Report
 from talaria_export.convert import served
 from talaria_export.convert.names import INPUT, OUTPUT
 from talaria_export.convert.passes.preprocessing import prefixed_bytes
 from talaria_export.convert.passes.rewrites import hollow_bytes, slim_opsets
-from talaria_export.convert.quantize import VARIANTS, Gate, Made, check_names, make_variants
+from talaria_export.convert.quantize import Gate, Made, make_variants
 from talaria_export.runtime import cpu
 from talaria_export.runtime.parity_inputs import drawn, over, spread
 from talaria_export.runtime.session import Session, optimized

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from talaria import inputs, tasks
@@ -34,6 +34,15 @@ from talaria_export.bundle.preprocess import ELEMENTS, Preprocessing
 
 FORMAT = "talaria-bundle"
 VERSION = 1
+VARIANTS = ("fp32", "fp16", "int8", "int8-linear")
+"""Every variant: plain; half precision in the file only; static int8; int8 weights of the linear layers."""
+
+
+def check_names(wanted: Sequence[str]) -> None:
+    """Raises :class:`~talaria.errors.ConfigError` on a name that is no variant."""
+    unknown = [name for name in wanted if name not in VARIANTS]
+    if unknown:
+        raise ConfigError(f"variants: {unknown} are unknown; choose from {', '.join(VARIANTS)}")
 
 
 def parse_manifest(text: bytes) -> dict[str, Any]:

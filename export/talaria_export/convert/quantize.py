@@ -17,15 +17,13 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from talaria import tasks
 from talaria.errors import ConfigError
+from talaria_export.bundle.manifest import check_names
 from talaria_export.bundle.preprocess import Array
 from talaria_export.convert.passes.nchwc import tell_batches
 from talaria_export.convert.passes.rewrites import set_nodes, strip
 from talaria_export.runtime.cpu import has_vnni
 from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.session import Session
-
-VARIANTS = ("fp32", "fp16", "int8", "int8-linear")
-"""Every variant: plain; half precision in the file only; static int8; int8 weights of the linear layers."""
 
 PREFIXES = (0, 1, 3, 6, 9)
 """How many of the first layers static int8 may leave in fp32, tried in this order."""
@@ -85,13 +83,6 @@ def make_variants(
     if "int8-linear" in wanted:
         made.append(_linear(fp32))
     return made
-
-
-def check_names(wanted: Sequence[str]) -> None:
-    """Raises :class:`~talaria.errors.ConfigError` on a name that is no variant."""
-    unknown = [name for name in wanted if name not in VARIANTS]
-    if unknown:
-        raise ConfigError(f"variants: {unknown} are unknown; choose from {', '.join(VARIANTS)}")
 
 
 def half(model: ModelProto) -> ModelProto:

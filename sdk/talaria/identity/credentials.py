@@ -134,6 +134,12 @@ def require_no_password(url: str) -> None:
         raise ConfigError("broker: the URL holds a password, which logs would repeat; give username and password_file")
 
 
+def require_login(what: str, username: str | None, password_file: Path | None) -> None:
+    """Raise :class:`ConfigError` for a password of nobody: nothing would be said of it to the broker."""
+    if password_file is not None and not username:
+        raise ConfigError(f"{what}: username is missing, whose password is in {password_file}; give both, or neither")
+
+
 def load_signer(path: Path) -> Signer:
     """The Ed25519 key in a PEM file that only its owner can read."""
     from cryptography.exceptions import UnsupportedAlgorithm
