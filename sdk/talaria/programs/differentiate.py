@@ -24,7 +24,8 @@ from talaria.model.spec import ModelSpec
 from talaria.programs import onnx_file, reference, vector
 from talaria.programs.build import VECTORS, require_few, sizes_of
 from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size, size_of
-from talaria.programs.layers.base import Map, Step, Whole, refused
+from talaria.programs.layers.base import Map, Pullback, Step, Whole, chained, refused
+from talaria.programs.layers.batches import parted
 from talaria.programs.layers.sequence import averaged as averaged_over
 from talaria.programs.layers.sequence import closed, opened, sizes
 from talaria.programs.manifest import Manifest
@@ -33,7 +34,7 @@ from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forwa
 from talaria.programs.tangent import tangent
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
-from talaria.training.engine import INTO, LOGITS, MEAN, uncalled
+from talaria.training.engine import INTO, LOGITS, MEAN, of_parts, uncalled
 from talaria.training.taps import called, channels_last
 
 
@@ -167,15 +168,17 @@ def _measured(
 def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, str]:
     """The output of a tap; where something below it trains, its slope enters the tape."""
     layer = called(module, tap.removeprefix(MEAN)) if tap.startswith(MEAN) else ""
-    found, entry = _at(done, f"{MEAN}{layer}" if layer else tap)
+    found, entry, many = _at(done, f"{MEAN}{layer}" if layer else tap)
     draft = step.draft
+    if many > 1 and not layer:
+        raise of_parts(tap)
     places = found.lead or found.space
     if layer and places:
         last = len(places) == 1 and channels_last(module.get_submodule(layer))
         if last != bool(found.lead):
             raise refused(layer, "gives a sequence of which torch says nothing", "end it with a layer of torch")
-    if layer and found.lead:
-        mean, pull = averaged_over(step, tap, found, range(1, 1 + len(found.lead)))
+    if layer and (found.lead or many > 1):
+        mean, pull = _mean(step, tap, found, many)
         if entry is not None and entry.trains:
             slope = pull(draft.input(f"slope/{tap}", (BATCH, mean.channels)), (True,))[0]
             entry.slopes.extend([slope] if slope is not None else [])
@@ -204,15 +207,29 @@ def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, s
     return Port(f"tap/{tap}", FLOAT, shape), value
 
 
-def _at(done: Passed, tap: str) -> tuple[Map, Entry | None]:
-    """The map at a tap, and the entry that made it (None for the batch itself)."""
+def _mean(step: Step, tap: str, x: Map, many: int) -> tuple[Map, Pullback]:
+    """The mean over all places, and over the ``many`` parts of a sample."""
+    ways, places = list[Pullback](), range(1, 1 + len(x.lead)) if x.lead else range(2, 2 + len(x.space))
+    if places:
+        x, way = averaged_over(step, tap, x, places)
+        ways.append(way)
+    if many > 1:
+        parts, way = parted(step, tap, x, many)
+        x, mean = averaged_over(step, tap, parts, 1)
+        ways += [way, mean]
+    return x, chained(*ways)
+
+
+def _at(done: Passed, tap: str) -> tuple[Map, Entry | None, int]:
+    """The map at a tap, the entry that made it (None for the batch itself), and how many parts of a sample stand one by
+    one in its batch."""
     if tap == LOGITS:
         if len(sizes(done.out)) > 2:
             raise ModelError(
                 f"program: the model gives {sizes(done.out)} for a sample; end it with Flatten and Linear, or where "
                 "each step has a label with (steps, classes)"
             )
-        return done.out, done.last
+        return done.out, done.last, 1
     nodes = done.into if tap.startswith(INTO) else done.out_of if tap.startswith(MEAN) else {}
     node = nodes.get(tap.partition(" ")[2])
     if node is not None and node not in done.maps:  # what gives several values, of which the first is looked at
@@ -223,4 +240,4 @@ def _at(done: Passed, tap: str) -> tuple[Map, Entry | None]:
         raise uncalled(tap)
     if node is None or node not in done.maps:
         raise ModelError(f"program: the model has no {tap!r}; name {LOGITS!r}, or {INTO!r} or {MEAN!r} and a layer")
-    return done.maps[node], done.tape.get(node)
+    return done.maps[node], done.tape.get(node), done.merged.get(node, 1)

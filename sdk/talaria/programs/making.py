@@ -177,7 +177,7 @@ class Maker:
             return None
         with torch.no_grad():
             made = halves.lower(zoo.example(self.spec))
-        if made.dtype != torch.float32:  # tokens, which features are not
+        if made.dtype != torch.float32 or len(made) > 1:  # tokens, or parts of a sample, which features are not
             return None
         lower, full = features_of(halves.lower, *self._entrance), made.shape[1:]
         if lower is None:

@@ -91,14 +91,15 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         layer, _, name = str(node.target).rpartition(".")
         owner = module.get_submodule(layer)
         found = getattr(owner, name).detach()
-        if MANY in found.shape and not found.any():
-            return zeros(step, node.name, found.shape, MANY)
-        if found.dim() and len(found) == MANY and bool((found == found[:1]).all()):  # laid out for each sample
+        many = MANY * step.merged
+        if many in found.shape and not found.any():
+            return zeros(step, node.name, found.shape, many)
+        if found.dim() and len(found) == many and bool((found == found[:1]).all()):  # laid out for each sample
             found = found[:1]
         if found.dtype == torch.int64 and (places := found.flatten()).numel():
-            first, many = int(places[0]), places.numel()
-            if torch.equal(places, torch.arange(first, first + many)):
-                return EACH_SAMPLE if (first, many) == (0, MANY) else Places(first, first + many)
+            first, here = int(places[0]), places.numel()
+            if torch.equal(places, torch.arange(first, first + here)):
+                return EACH_SAMPLE if (first, here) == (0, many) else Places(first, first + here)
         kept = found.dtype == torch.float32 and name in owner.state_dict()
         return stored(layer, name, owner) if kept else found.clone()
     read = [arg for arg in node.args if isinstance(arg, fx.Node) and not isinstance(held[arg], Zeros)]
@@ -144,6 +145,9 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
     args, named = fx.node.map_aggregate(
         (node.args, dict(node.kwargs)), lambda one: held[one] if isinstance(one, fx.Node) else _batch(one)
     )
+    if any(isinstance(one, Batch) for one in args) and getattr(node.target, "__module__", "") == "_operator":
+        return _sizes(node, args)
+    args, named = fx.node.map_aggregate((args, named), partial(_of_batch, step.merged))
     return _called(step, node, args, named, read)
 
 
@@ -168,7 +172,23 @@ def _held(layer: str, one: Any) -> Any:
 
 
 def _batch(one: Any) -> Any:
-    return ANY_BATCH if type(one) is int and one == MANY else one
+    return Batch(one // MANY) if type(one) is int and one and one % MANY == 0 else one
+
+
+def _of_batch(merged: int, one: Any) -> Any:
+    """A batch's size where ``merged`` of each sample stand in the batch."""
+    if not isinstance(one, Batch):
+        return one
+    return ANY_BATCH if one.times == merged else Batch(0)
+
+
+def _sizes(node: fx.Node, args: tuple[Any, ...]) -> Any:
+    """What is reckoned with a batch's size."""
+    target: Any = node.target
+    try:
+        return target(*args)
+    except TypeError:
+        raise refused(node.name, "reckons with the batch's size", "keep the batch first and whole") from None
 
 
 def _unknown(layer: str, node: fx.Node, module: Module) -> ModelError:
@@ -220,7 +240,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         if found is not None:
             return found
     if isinstance(first, Map) and (name in ("size", "dim") or (name == "getattr" and args[1] in ("shape", "ndim"))):
-        whole = (ANY_BATCH, *(step.known(one) for one in sizes(first)))
+        whole = (Batch(step.merged), *(step.known(one) for one in sizes(first)))
         if name == "dim" or args[1:] == ("ndim",):
             return len(whole)
         return whole[args[1]] if name == "size" and args[1:] else whole

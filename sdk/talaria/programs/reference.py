@@ -138,11 +138,20 @@ class _In(TorchFunctionMode):
 
 
 def _without(layer: Module, draws: Iterator[Tensor]) -> Callable[..., object]:
-    return attention.dropping(cast(MultiheadAttention, layer), lambda share: share * next(draws)[:, : share.shape[1]])
+    def drop(share: Tensor) -> Tensor:
+        draw = next(draws)
+        draw = draw if draw.dim() == share.dim() else draw.flatten(0, 1)
+        return share * draw[:, : share.shape[1]]
+
+    return attention.dropping(cast(MultiheadAttention, layer), drop)
 
 
 def _among(draws: Sequence[Iterator[Tensor]]) -> Callable[[int, Tensor], Tensor]:
-    return lambda number, _: next(draws[number])
+    def factors(number: int, states: Tensor) -> Tensor:
+        draw = next(draws[number])
+        return draw if draw.dim() == states.dim() else draw.reshape(states.shape)
+
+    return factors
 
 
 def _times(draws: Iterator[Tensor], x: Tensor) -> Tensor:
@@ -151,8 +160,9 @@ def _times(draws: Iterator[Tensor], x: Tensor) -> Tensor:
 
 def _beside(draw: Tensor, x: Tensor) -> Tensor:
     """A draw for each sample, channel or value, so that it multiplies ``x``, in which the batch may be merged."""
-    if draw.dim() > x.dim():
+    if draw.numel() == x.numel():
         return draw.reshape(x.shape)
+    draw = draw if len(draw) == len(x) else draw.flatten(0, 1)
     return draw.reshape(*draw.shape, *(1 for _ in range(x.dim() - draw.dim())))
 
 

@@ -128,8 +128,8 @@ def _together(node: Node, given: list[Value]) -> Found:
     if a.dtype != b.dtype:
         raise ValueError(f"{a.dtype} with {b.dtype}")
     sums = None
-    if node.kind == "Add" and a.numbers is not None and b.numbers is not None:
-        sums = _few(a.numbers + b.numbers)
+    if node.kind in ("Add", "Mul") and a.numbers is not None and b.numbers is not None:
+        sums = _few(a.numbers + b.numbers if node.kind == "Add" else a.numbers * b.numbers)
     return Value(_joined(given), a.dtype, sums), 0
 
 

@@ -21,7 +21,7 @@ from talaria.programs.layers.recurrent import ROWS
 from talaria.programs.layers.sequence import opened, sizes
 from talaria.programs.layers.weighing import WIDEST
 from talaria.programs.longest import require_none
-from talaria.programs.merged import parted
+from talaria.programs.merged import parted, whole_batch
 from talaria.programs.nodes import Layer, resolved
 from talaria.programs.tracing import Tracer
 from talaria.programs.turning import batch_first, counted_with_the_batch_first
@@ -146,6 +146,8 @@ class Passed:
     maps: dict[fx.Node, Map]
     into: dict[str, fx.Node]
     out_of: dict[str, fx.Node]
+    merged: Mapping[fx.Node, int]
+    """Of how many parts of each sample a map tells one by one, where it does."""
 
     @property
     def last(self) -> Entry:
@@ -171,8 +173,8 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         ) from None
     if tracer.unpacked:
         require_none(module, [step.known(one) for one in sizes(x)])
-    parted(traced, module, tracer.shape)
-    second = batch_first(traced, module, tracer.shape)
+    merged = parted(traced, module, tracer.shape)
+    second = batch_first(traced, module, lambda node: whole_batch(tracer.shape(node)))
     maps: dict[fx.Node, Map] = {}
     held: dict[fx.Node, Any] = {}
     tape: dict[fx.Node, Entry] = {}
@@ -187,10 +189,15 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
             (last,) = node.args
             if not isinstance(last, fx.Node) or last not in tape:
                 raise ModelError("program: the model gives more than the logits of its last layer; give one output")
+            if merged.get(last, 1) > 1:
+                raise ModelError(
+                    "program: the model gives logits of parts of a sample; part the batch before, .view(len(x), -1)"
+                )
+            step.merged = 1
             whole = {n: one for n, one in maps.items() if n not in rows}
             ordered = {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}
-            return Passed(maps[last], ordered, whole, tracer.into, tracer.out_of)
-        step.second = node in second
+            return Passed(maps[last], ordered, whole, tracer.into, tracer.out_of, merged)
+        step.second, step.merged = node in second, merged.get(node, 1)
         with counted_with_the_batch_first(node, second):
             found = resolved(step, node, module, held)
         if not isinstance(found, Layer):
@@ -211,8 +218,22 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
         held[node] = found.gives or maps[node]
         if found.gives is not None and found.gives.asked.form in ROWS:
             rows.add(node)
-        tape[node] = Entry(read, back, trains or any(tape[one].trains for one in read if one in tape))
+        trains = trains or any(tape[one].trains for one in read if one in tape)
+        tape[node] = Entry(read, _of_merged(step, back) if step.merged > 1 else back, trains)
     raise ModelError("program: the model gives nothing; return its logits")
+
+
+def _of_merged(step: Step, back: Pullback) -> Pullback:
+    """The way back through a layer, with as many of each sample in the batch as on the way."""
+    many = step.merged
+
+    def inside(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
+        step.merged = many
+        found = back(g, wanted)
+        step.merged = 1
+        return found
+
+    return inside
 
 
 def _require_one_name(module: Module) -> None:

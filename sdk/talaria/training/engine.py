@@ -32,6 +32,13 @@ def uncalled(tap: str) -> ModelError:
     return ModelError(f"layer {layer!r} is looked at, but no pass calls it; call it, or take it out of the model")
 
 
+def of_parts(tap: str) -> ModelError:
+    """The error for a tap at what reads a batch of parts of samples."""
+    layer = tap.partition(" ")[2]
+    what = f"layer {layer!r} reads several parts of each sample one by one, and what enters it is looked at"
+    return ModelError(f"{what}; part the batch before it, as in x.view(batch, -1, width).mean(1)")
+
+
 @dataclass(frozen=True)
 class Slopes:
     """A loss of one batch and its gradients: by what a model had at its ``taps``, and by an objective's ``own``

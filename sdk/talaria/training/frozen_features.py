@@ -84,6 +84,8 @@ def cached(
     one = run(task.train.x[:1])
     if one.dtype != np.float32:  # tokens, as the network casts them
         return Cached(None, f"what passes its frozen layers is {one.dtype}, and features are float32")
+    if len(one) > 1:
+        return Cached(None, f"what passes its frozen layers are {len(one)} parts of each sample")
     size = one.nbytes * (len(task.train) + len(task.val))
     if size > LARGEST_CACHE:
         return Cached(None, f"its features would take {size / 1e6:.0f} MB, more than {LARGEST_CACHE / 1e6:.0f}")

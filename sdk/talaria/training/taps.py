@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
-from talaria.training.engine import INTO, MEAN, uncalled
+from talaria.training.engine import INTO, MEAN, of_parts, uncalled
 
 LAST = (
     nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Linear, nn.LayerNorm,
@@ -48,7 +48,7 @@ class Taps:
         self._found: dict[str, Tensor] = {}
 
     def __enter__(self) -> Taps:
-        self._hooks = []
+        self._hooks = [self.module.register_forward_pre_hook(self._beginning)]
         for tap in self.names:
             name = tap.partition(" ")[2]
             layer = self.module.get_submodule(called(self.module, name) if tap.startswith(MEAN) else name)
@@ -72,8 +72,13 @@ class Taps:
                 raise uncalled(tap)
         return {tap: self._found[tap] for tap in self.names}
 
+    def _beginning(self, _module: Module, given: tuple[Tensor, ...]) -> None:
+        self._samples = len(given[0])
+
     def _entering(self, tap: str):  # type: ignore[no-untyped-def]
         def keep(_module: Module, given: tuple[Tensor, ...]) -> None:
+            if given[0].dim() < 3 and len(given[0]) != self._samples:
+                raise of_parts(tap)
             self._found[tap] = given[0]
 
         return keep
@@ -88,6 +93,8 @@ class Taps:
                 )
             if tap.startswith(MEAN) and out.dim() > 2:
                 out = out.mean(1) if last and out.dim() == 3 else out.flatten(2).mean(2)
+            if tap.startswith(MEAN) and len(out) > self._samples:  # of each part of a sample one
+                out = out.reshape(self._samples, -1, *out.shape[1:]).mean(1)
             self._found[tap] = out
 
         return keep

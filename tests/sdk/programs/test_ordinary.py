@@ -19,9 +19,14 @@ from talaria.programs.build import build
 from talaria.programs.graph import size_of
 from talaria.programs.making import Maker
 from talaria.programs.program import Program
+from talaria.training.taps import Taps
 from talaria.types import Recipe, Samples
 
-NETS = {name: net for file in ("ordinary", "before", "walked", "ranked") for name, net in networks(file).NETS.items()}
+NETS = {
+    name: net
+    for file in ("ordinary", "before", "walked", "ranked", "framed")
+    for name, net in networks(file).NETS.items()
+}
 
 STEPS = 8
 
@@ -110,6 +115,7 @@ def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
         "begun, sample",
         "k-max",
         "sums",
+        "frames, gru",
     ],
 )
 def test_it_is_differentiated_twice(name):
@@ -128,6 +134,56 @@ def test_of_packed_states_no_mean_is_looked_at():
     shape, net = made("packed, summed")
     with pytest.raises(ModelError, match="'rnn' gives a packed sequence, of which no mean is taken"):
         differentiate.packed(zoo.keep(net, shape, 4), None, ("logits", "mean rnn"))
+
+
+def test_of_parts_of_a_sample_the_mean_is_looked_at():
+    """Where they are merged with the batch as where they stand behind it: the derivative is measured against torch."""
+    for name, layer in (("video, gated", "conv1"), ("frames, mean", "conv"), ("merged, gru", "each.module.0")):
+        shape, net = made(name)
+        assert differentiate.packed(zoo.keep(net, shape, 4), None, ("logits", f"mean {layer}"))
+
+
+def test_what_enters_a_layer_one_part_after_the_other_is_looked_at_by_neither_engine():
+    shape, net = made("frames, logits")
+    with pytest.raises(ModelError, match="'head' reads several parts of each sample"):
+        differentiate.packed(zoo.keep(net, shape, 4), None, ("logits", "into head"))
+    with pytest.raises(ModelError, match="'head' reads several parts of each sample"), Taps(net, ("into head",)):
+        net(torch.zeros(2, *shape))
+
+
+def test_where_a_head_reads_parts_no_features_are_kept():
+    """Of the engines' two ways of keeping them: what passes the frozen layers there is no sample's alone."""
+    shape, net = made("frames, logits")
+    clients = {n: Client(*(samples(shape, 3 * i + j) for j in range(3))) for i, n in enumerate(("anna", "ben"))}
+    fleet, recipe = Federated("mine", clients, tuple("abcd"), shape), {"epochs": 2, "batch": 6, "lr": 0.01}
+    found, wanted = (
+        talaria.simulate("fedrep", fleet, net, rounds=1, recipe=recipe, engine=engine).learned.shared
+        for engine in ("onnx", "torch")
+    )
+    assert all(roundings(found[key], value, scale=1.0) <= 1000 for key, value in wanted.items())
+
+
+def test_a_normalization_that_no_pass_calls_has_no_statistics_to_estimate():
+    shape, net = made("frames, channels")
+    x = samples(shape, 0).x
+    assert Maker(zoo.keep(net, shape, 4)).calibration()({"x": x, "rate": np.float32(1)}, state_of(net)) == {}
+
+
+class Mixed(torch.nn.Module):
+    """A sequence in which each moment is told what the sample is."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = torch.nn.Conv1d(3, 8, 3), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        each = self.conv(x.reshape(-1, 3, 4)).mean(2)
+        return self.head((each + self.conv(x).mean(2).repeat(3, 1)).view(len(x), 3, -1).mean(1))
+
+
+def test_what_is_merged_meets_nothing_that_is_not():
+    with pytest.raises(ModelError, match="'repeat' reads the batch as one with what stands behind it, and as it is"):
+        build(zoo.keep(Mixed(), (3, 12), 4))
 
 
 class Merged(torch.nn.Module):

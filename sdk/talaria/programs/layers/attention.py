@@ -52,12 +52,12 @@ def attention(
     elif mask is not None:
         met = draft.op("Add", met, mask.value(step))
     if len(given) > 3:
-        met = _hidden(draft, met, given[3].value, queries, keys)
+        met = _hidden(step, met, given[3].value, queries, keys)
     share = draft.op("Softmax", met, axis=2)
     draw = _drawn(step, weights.place, own, share, queries, keys) if own.training and own.dropout else None
     kept = share if draw is None else draft.op("Mul", share, draw)
     mixed = draft.op("MatMul", v, _turned(draft, kept))
-    flat = _together(draft, mixed, each, queries)
+    flat = _together(step, mixed, each, queries)
     y = draft.op("Gemm", flat, out, *([bias] if bias else []), transA=1, transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
@@ -101,7 +101,7 @@ def _of_one(
     apart = draft.reshape(_by_heads(draft, three, each, length), 3, -1, each, length)
 
     def back(slopes: Sequence[str], wanted: Sequence[bool]) -> Sequence[str | None]:
-        whole = _together(draft, draft.op("Concat", *slopes, axis=0), each, length)
+        whole = _together(step, draft.op("Concat", *slopes, axis=0), each, length)
         product, total = draft.op("Gemm", whole, x.value), draft.sum(whole, 1)
         weights.trained("in_proj_weight", lambda: held.gradient(product, total))
         weights.trained("in_proj_bias", lambda: total)
@@ -126,7 +126,7 @@ def _of_three(
         found.append(draft.reshape(_by_heads(draft, one, each, *x.lead), -1, each, *x.lead))
 
     def back(slopes: Sequence[str], wanted: Sequence[bool]) -> Sequence[str | None]:
-        whole = [_together(draft, slope, each, *x.lead) for slope, x in zip(slopes, given, strict=True)]
+        whole = [_together(step, slope, each, *x.lead) for slope, x in zip(slopes, given, strict=True)]
         products = [draft.op("Gemm", one, x.value) for one, x in zip(whole, given, strict=True)]
         totals = [draft.sum(one, 1) for one in whole]
         triples = list(zip(held, products, totals, strict=True))
@@ -146,10 +146,11 @@ def _third(draft: Draft, three: str, place: int) -> str:
     return draft.op("Gather", three, draft.constant(place, "int64"), axis=0)
 
 
-def _hidden(draft: Draft, met: str, mask: str, queries: int, keys: int) -> str:
+def _hidden(step: Step, met: str, mask: str, queries: int, keys: int) -> str:
     """Products of queries and keys (heads x batch, queries, keys), of which ``mask`` (batch, keys) hides keys."""
+    draft = step.draft
     over = draft.op("Greater", draft.reshape(mask, 1, -1, 1, keys), draft.constant(0.5))
-    apart = draft.op("Where", over, draft.constant(float("-inf")), _heads(draft, met, queries, keys))
+    apart = draft.op("Where", over, draft.constant(float("-inf")), _heads(step, met, queries, keys))
     return draft.reshape(apart, -1, queries, keys)
 
 
@@ -169,7 +170,7 @@ def _drawn(step: Step, place: str, own: MultiheadAttention, share: str, queries:
     """Draws for the weights (heads x batch, queries, keys): for all heads that there were, of which those that a mask
     leaves take the first ones."""
     draft, draw = step.draft, step.drawn(place, (heads_of(own), queries, keys))
-    left = draft.op("Shape", _heads(draft, share, queries, keys), start=0, end=1)
+    left = draft.op("Shape", _heads(step, share, queries, keys), start=0, end=1)
     ends = (draft.ints(0), left, draft.ints(0), draft.ints(1))
     return draft.reshape(draft.op("Slice", draft.transpose(draw, 1, 0, 2, 3), *ends), -1, queries, keys)
 
@@ -180,15 +181,15 @@ def _by_heads(draft: Draft, value: str, each: int, length: int) -> str:
     return draft.transpose(draft.reshape(rows, 0, 0, -1, length), 0, 2, 1, 3)
 
 
-def _together(draft: Draft, value: str, each: int, length: int) -> str:
+def _together(step: Step, value: str, each: int, length: int) -> str:
     """(heads x batch, each, length) as (heads x each, batch x length)."""
-    return draft.op("Flatten", draft.transpose(_heads(draft, value, each, length), 0, 2, 1, 3), axis=2)
+    return step.draft.op("Flatten", step.draft.transpose(_heads(step, value, each, length), 0, 2, 1, 3), axis=2)
 
 
-def _heads(draft: Draft, value: str, *sizes: int) -> str:
+def _heads(step: Step, value: str, *sizes: int) -> str:
     """(heads x batch, *sizes) as (heads, batch, *sizes), however many heads a mask leaves."""
-    batch = draft.op("Shape", "x", start=0, end=1)
-    return draft.op("Reshape", value, draft.op("Concat", draft.ints(-1), batch, draft.ints(*sizes), axis=0))
+    draft = step.draft
+    return draft.op("Reshape", value, draft.op("Concat", draft.ints(-1), step.batch, draft.ints(*sizes), axis=0))
 
 
 def _turned(draft: Draft, value: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
-from talaria.programs.layers import activation, arithmetic, lengths, plumbing, pooling, projection, sample_norm
+from talaria.programs.layers import activation, arithmetic, batches, lengths, plumbing, pooling, projection, sample_norm
 from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, refused
 from talaria.programs.layers.broadcast import cut, flipped, indexed, rolled, stretched, unsqueezed
 from talaria.programs.layers.deviations import deviation, variance
@@ -44,8 +45,21 @@ Call = Callable[..., tuple[Map, Pullback]]
 """``(step, layer, *the function's arguments, with maps in their places) -> the map, and the slopes of its maps``."""
 
 
+@dataclass(frozen=True)
 class Batch:
-    """The batch's size as a forward pass reads it from ``x.shape``: of no known value, and only for shapes."""
+    """The batch's size as a forward pass reads it from ``x.shape``: of no known value, and only for shapes; ``times``
+    as large where so many of each sample stand in it."""
+
+    times: int = 1
+
+    def __mul__(self, other: int) -> Batch:
+        return Batch(self.times * other) if isinstance(other, int) else NotImplemented
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> Batch:
+        fits = isinstance(other, int) and other > 0 and self.times % other == 0
+        return Batch(self.times // other) if fits else NotImplemented
 
 
 BATCH = Batch()
@@ -443,6 +457,7 @@ CALLS: Mapping[Callable[..., Any] | str, Call] = {
     **dict.fromkeys(("to", "type"), _to),
     **COMPARISONS,
     **dict.fromkeys(("detach", torch.detach), _detached),
+    **batches.CALLS,
 }
 """By the function, or the name of a tensor's method."""
 WITH_PARAMETERS = (

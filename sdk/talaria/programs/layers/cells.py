@@ -14,6 +14,7 @@ from torch.nn import RNNBase
 
 from talaria.model.inside import base_of
 from talaria.programs.graph import Draft, Size, times
+from talaria.programs.layers.base import Step
 from talaria.programs.layers.matrices import Matrices
 
 Way = Callable[[Sequence[str | None], bool], str]
@@ -72,7 +73,7 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int, w
     )
     if hidden:
         given_gates = draft.op("Add", given_gates, rows(draft, hidden, none, two))
-    order, (h,) = _order(place, moments), walk.first or (_zeros(draft, one_wide),)
+    order, (h,) = _order(place, moments), walk.first or (_zeros(weights.step, one_wide),)
     states, before, kept = dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
     for moment in order:
         at, before[moment] = draft.constant(moment, "int64"), h
@@ -125,7 +126,7 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int, 
     none, one_wide, two, three, four = _multiples(draft, over)
     shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
     given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
-    order, (h, c) = _order(place, moments), walk.first or (_zeros(draft, one_wide),) * 2
+    order, (h, c) = _order(place, moments), walk.first or (_zeros(weights.step, one_wide),) * 2
     states, before, kept = dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
     for moment in order:
         at, before[moment] = draft.constant(moment, "int64"), h
@@ -174,7 +175,7 @@ def rnn(weights: Matrices, place: str, below: str, inputs: Size, moments: int, w
     assert over is not None
     shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
     given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
-    order, (h,) = _order(place, moments), walk.first or (_zeros(draft, _multiples(draft, over)[1]),)
+    order, (h,) = _order(place, moments), walk.first or (_zeros(weights.step, _multiples(draft, over)[1]),)
     bend, states, before = "Tanh" if own.mode == "RNN_TANH" else "Relu", dict[int, str](), dict[int, str]()
     made = dict[int, str]()
     for moment in order:
@@ -242,10 +243,10 @@ def joined(draft: Draft, parts: Mapping[int, str]) -> str:
     return draft.op("Concat", *(parts[moment] for moment in sorted(parts)), axis=0)
 
 
-def _zeros(draft: Draft, wide: str) -> str:
+def _zeros(step: Step, wide: str) -> str:
     """The first state: zeros (batch, wide)."""
-    shape = draft.op("Concat", draft.op("Shape", "x", start=0, end=1), wide, axis=0)
-    return draft.op("Expand", draft.constant(0.0), shape)
+    draft = step.draft
+    return draft.op("Expand", draft.constant(0.0), draft.op("Concat", step.batch, wide, axis=0))
 
 
 def by_moments(draft: Draft, value: str, moments: int) -> str:

@@ -400,8 +400,7 @@ def for_each(step: Step, layer: str, weight: Weight, behind: Sequence[int]) -> t
     if first != 1 or len(shape) > len(behind) or not fits or not behind:
         raise refused(layer, f"lays {weight.shape} out as {tuple(behind)} for each sample", "give it a first size of 1")
     draft = step.draft
-    batch = draft.op("Shape", "x", start=0, end=1)
-    whole = draft.op("Concat", batch, draft.ints(*behind), axis=0)
+    whole = draft.op("Concat", step.batch, draft.ints(*behind), axis=0)
     out = shaped(step, layer, list(behind))
     y = filled(step, draft.op("Expand", weight.value(step), whole), out)
 
