@@ -327,7 +327,7 @@ def _zeros(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, An
         return zeros(step, node.name, [MANY if one is ANY_BATCH else one for one in wanted], MANY)
     if isinstance(first, Zeros) or (isinstance(first, ZeroMap) and name in _FORMS):
         if name not in _FORMS:
-            if name in ("add", "iadd", "sub", "mul", "truediv"):
+            if isinstance(first, Zeros) and name not in _STAY:
                 raise refused(
                     node.name, "reckons with zeros", "begin with a parameter that is laid out for each sample"
                 )
@@ -344,6 +344,8 @@ def _zeros(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, An
 
 _FORMS = ("getitem", "expand", "repeat", "unsqueeze", "squeeze", "transpose", "permute", "view", "reshape")
 """What zeros are asked for that changes their form alone."""
+_STAY = ("to", "type_as", "float", "requires_grad_", "detach", "contiguous", "clone", "zeros_like", "tanh", "relu")
+"""And after what they are as they were."""
 
 
 def _in_pieces(step: Step, node: fx.Node, name: str, x: Map, *args: Any, **named: Any) -> list[Any]:

@@ -189,10 +189,6 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
             (last,) = node.args
             if not isinstance(last, fx.Node) or last not in tape:
                 raise ModelError("program: the model gives more than the logits of its last layer; give one output")
-            if merged.get(last, 1) > 1:
-                raise ModelError(
-                    "program: the model gives logits of parts of a sample; part the batch before, .view(len(x), -1)"
-                )
             step.merged = 1
             whole = {n: one for n, one in maps.items() if n not in rows}
             ordered = {**{n: e for n, e in tape.items() if n is not last}, last: tape[last]}

@@ -54,7 +54,7 @@ class Tracer(fx.Tracer):
             rnn.pad_packed_sequence: self._padded,
             Variable: lambda x, *_, **named: x,  # which is a tensor's old name
         }
-        with _followed_zeros(self), replaced(root, others):
+        with _followed_sizes(self), replaced(root, others):
             graph = super().trace(root, concrete_args)
         for node in reversed(graph.nodes):
             if not node.users and node.target in _LOOKS:
@@ -89,6 +89,13 @@ class Tracer(fx.Tracer):
         """A call as a value that is followed; of functions that are others put together, what these come to."""
         said = spelled(target, args, kwargs) if kind in ("call_function", "call_method") else None
         return said(*args, **kwargs) if said else super().create_proxy(kind, target, args, kwargs, *more, **rest)
+
+    def create_arg(self, a: Any) -> Any:
+        """As fx has it; of a tensor that is laid out by a batch's size, :data:`MANY`, behind another, one of it is."""
+        axis = a.shape.index(MANY) if type(a) is Tensor and MANY in a.shape else 0
+        if axis and bool(a.any()) and torch.equal(a, a.narrow(axis, 0, 1).expand(a.shape)):
+            return self.create_proxy("call_method", "expand", (a.narrow(axis, 0, 1).clone(), *a.shape), {}).node
+        return super().create_arg(a)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """A tensor of the module, as a value to be followed."""
@@ -232,25 +239,33 @@ def _shape(found: Any) -> Any:
     return [_shape(one) for one in found] if isinstance(found, tuple | list) else None
 
 
-_LOOKS = ("size", operator.getitem, getattr)
+_LOOKS = ("size", operator.getitem, getattr, "detach", torch.empty, "new", "new_empty")
+"""What nothing comes of that nobody reads."""
 
 
 @contextmanager
-def _followed_zeros(tracer: Tracer) -> Iterator[None]:
-    """In this context torch.zeros takes a batch's size, which has no value, where torch wants its first one to have."""
-    plain = torch.zeros
+def _followed_sizes(tracer: Tracer) -> Iterator[None]:
+    """In this context what makes tensors takes a batch's size, which has no value, where torch wants one that has."""
+    makers = {name: getattr(torch, name) for name in ("zeros", "ones", "full", "empty")}
 
-    def zeros(*args: Any, **named: Any) -> Any:
-        try:
-            return plain(*args, **named)
-        except TypeError:
-            return tracer.create_proxy("call_function", plain, args, named)
+    def followed(plain: Callable[..., Any], named_so: Callable[..., Any], skips: int = 0) -> Callable[..., Any]:
+        def made(*args: Any, **named: Any) -> Any:
+            try:
+                return plain(*args, **named)
+            except TypeError:
+                return tracer.create_proxy("call_function", named_so, args[skips:], named)
 
-    torch.zeros = zeros
+        return made
+
+    for name, plain in makers.items():
+        setattr(torch, name, followed(plain, plain))
+    torch.Tensor.new = followed(torch.Tensor.new, makers["empty"], 1)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        torch.zeros = plain
+        for name, plain in makers.items():
+            setattr(torch, name, plain)
+        del torch.Tensor.new
 
 
 class _Value(fx.Proxy):
@@ -272,6 +287,11 @@ class _Value(fx.Proxy):
     def mT(self) -> Any:  # noqa: N802
         """With its last two dimensions in each other's place."""
         return self.transpose(-2, -1)
+
+    @property
+    def data(self) -> Any:
+        """Without what is learned by it."""
+        return self.detach()
 
     @property
     def device(self) -> torch.device:

@@ -169,23 +169,6 @@ def test_a_normalization_that_no_pass_calls_has_no_statistics_to_estimate():
     assert Maker(zoo.keep(net, shape, 4)).calibration()({"x": x, "rate": np.float32(1)}, state_of(net)) == {}
 
 
-class Mixed(torch.nn.Module):
-    """A sequence in which each moment is told what the sample is."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = torch.nn.Conv1d(3, 8, 3), torch.nn.Linear(8, 4)
-
-    def forward(self, x):
-        each = self.conv(x.reshape(-1, 3, 4)).mean(2)
-        return self.head((each + self.conv(x).mean(2).repeat(3, 1)).view(len(x), 3, -1).mean(1))
-
-
-def test_what_is_merged_meets_nothing_that_is_not():
-    with pytest.raises(ModelError, match="'repeat' reads the batch as one with what stands behind it, and as it is"):
-        build(zoo.keep(Mixed(), (3, 12), 4))
-
-
 class Merged(torch.nn.Module):
     """A sequence before the batch, of which something is asked that is not known."""
 

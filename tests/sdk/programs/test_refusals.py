@@ -220,7 +220,7 @@ def late(x):
         (lambda: Packed(True, True), "pads to a length that is not known"),
         (lambda: Odd(lambda x: x + x.topk(1, 0)[0]), "'topk' goes along the first dimension; put the batch there"),
         (
-            lambda: Odd(lambda x: x + (torch.zeros(1, x.size(0), 12) + 1)[0]),
+            lambda: Odd(lambda x: x + torch.zeros(1, x.size(0), 12).exp()[0]),
             "reckons with zeros; begin with a parameter",
         ),
         (lambda: Gru(first=True), r"begins with \(3, 12\) for each sample; give it \(1, batch, 4\)"),
@@ -240,8 +240,10 @@ def late(x):
         (lambda: Odd(lambda x: torch.einsum("bij->bji", x)), "name two tensors"),
         (lambda: Odd(lambda x: torch.einsum("...j,jk->...k", x, torch.ones(12, 12))), "name two tensors"),
         (lambda: Odd(lambda x: torch.einsum("bij,cij->bc", x, x)), "the batch first"),
-        (lambda: Odd(lambda x: x.view(x.shape[0] * 3, 12)), "'flatten' reads the batch as one with what stands behind"),
-        (lambda: Odd(lambda x: x.view(x.shape[0] * 6, 6)), "batch"),
+        (
+            lambda: Odd(lambda x: x.view(-1, 12) + x[:, 0].repeat(3, 1)),
+            "'repeat' reads the batch as one .* and as it is",
+        ),
         (lambda: Odd(lambda x: x.transpose(0, 1)), "stands before the batch; put the batch first"),
         (lambda: Odd(lambda x: x @ x), "multiplies"),
         (lambda: Odd(lambda x: x.mean(0)), "averages"),

@@ -88,6 +88,15 @@ class Begun(nn.Module):
             return torch.tanh(self.start(x))[None, :, 0]
         if self.how == "variable":
             return Variable(torch.zeros(self.layers, x.size(0), 6))
+        if self.how == "zeros and a parameter":
+            zeros = torch.zeros(self.layers, x.size(0), 6, device=x.device)
+            return zeros + self.first, self.cell + zeros
+        if self.how == "as before":  # as the first tutorials had it
+            weight = next(self.parameters()).data
+            return Variable(weight.new(self.layers, len(x), 6).zero_()), weight.new_full((self.layers, len(x), 6), 0.5)
+        if self.how == "ones":
+            first = self.first.repeat_interleave(x.size(0), dim=1)
+            return first * torch.ones(self.layers, x.size(0), 6), torch.full((self.layers, x.size(0), 6), 0.1)
         if self.how == "stacked":
             return torch.stack([self.start(x[:, i]) for i in range(self.layers)], 0)
         zeros = torch.zeros(self.layers, x.size(0), 6).requires_grad_().to(x.device)
@@ -136,6 +145,7 @@ class Last(nn.Module):
         return self.head(h + c)
 
 
+BEGUN = ("repeated", "zero cells", "zeros", "zeros and a parameter", "as before", "ones")
 NETS = {
     **{f"sentiment by {kind.__name__}": (WORDS, lambda kind=kind: Sentiment(kind)) for kind in (nn.LSTM, nn.GRU)},
     **{
@@ -151,7 +161,7 @@ NETS = {
     },
     "begun, parameter, rnn": (LINE, lambda: Begun("parameter", nn.RNN, 2)),
     "begun, stacked": (LINE, lambda: Begun("stacked", nn.GRU, 2)),
-    **{f"begun, {how}": (LINE, lambda how=how: Begun(how, nn.LSTM, 2)) for how in ("repeated", "zero cells", "zeros")},
+    **{f"begun, {how}": (LINE, lambda how=how: Begun(how, nn.LSTM, 2)) for how in BEGUN},
     "translating": (WORDS, lambda: Translating(nn.LSTM)),
     "translating, packed both ways": (WORDS, lambda: Translating(nn.LSTM, True, 2)),
     "translating, packed": (WORDS, lambda: Translating(nn.GRU, True)),

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
+from talaria.programs.layers import laid_out
 from talaria.programs.layers.ranking import RANKING
 
 
@@ -85,6 +86,15 @@ def _at(x: Any, dim: int, piece: int | slice) -> tuple[int | slice, ...]:
     return (*[slice(None)] * (dim % len(x.shape)), piece)
 
 
+def _repeat_interleave(x: Any, repeats: Any, dim: int) -> Any:
+    many = len(x.shape)
+    dim %= many
+    if x.shape[dim] == 1:
+        return x.repeat(*(repeats if place == dim else 1 for place in range(many)))
+    each = [*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :]]
+    return x.unsqueeze(dim + 1).expand(*each).flatten(dim, dim + 1)
+
+
 def _view_as(x: Any, other: Any) -> Any:
     return x.view(*other.shape)
 
@@ -127,6 +137,8 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     "where": lambda x, mask, other: torch.where(mask, x, other),
     "view_as": _view_as,
     "reshape_as": _view_as,
+    **dict.fromkeys((torch.repeat_interleave, "repeat_interleave"), _repeat_interleave),
+    **laid_out.SPELLED,
     torch.ones_like: _ones_like,
     torch.full_like: _full_like,
     F.pairwise_distance: pairwise_distance,
@@ -144,6 +156,7 @@ WHERE_ASKED: Mapping[Callable[..., Any] | str, tuple[Callable[..., bool], Callab
         lambda x, to: x,
     ),
     **dict.fromkeys((torch.add, "add"), (lambda *args, **named: "alpha" in named, _add)),
+    **laid_out.WHERE_ASKED,
     **dict.fromkeys((torch.sub, "sub"), (lambda *args, **named: "alpha" in named, _sub)),
 }
 """Likewise, of calls of which only some are others put together."""
