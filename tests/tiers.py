@@ -126,12 +126,14 @@ algorithm, network, task or broker, what others say."""
 LIKE_ANOTHER = {
     "before the batch, pieces", "before the batch, turned", "begun, as before", "begun, one more dimension",
     "begun, ones", "begun, parameter, rnn", "begun, repeated", "begun, sample", "begun, stacked", "begun, variable",
-    "begun, zeros", "bounds, mixed", "bounds, multiplied", "experts", "frames, flatten", "frames, logits",
-    "frames, mean", "frames, windows", "last states, flat", "last states, joined", "last states, viewed", "median",
-    "merged, flatten", "merged, sizes", "packed, mean", "packed, picked", "packed, summed", "packed, weighed",
-    "packed, weighed both ways", "sentiment by GRU", "sentiment by LSTM", "sums", "ties", "translating, packed",
-    "translating, packed both ways", "twins by extremes", "twins by sizes", "twins by sums", "u-net by layers",
-    "video, pooled", "words one by one, numbers",
+    "begun, zeros", "bounds, mixed", "bounds, multiplied", "changed, added to a piece", "changed, by methods",
+    "changed, filled, read between", "changed, lengths", "changed, pieces", "changed, scattered",
+    "changed, largest place", "experts", "frames, flatten", "frames, logits", "frames, mean", "frames, windows",
+    "last states, flat", "last states, joined", "last states, viewed", "median", "merged, flatten", "merged, sizes",
+    "packed, mean", "packed, picked", "packed, summed", "packed, weighed", "packed, weighed both ways",
+    "sentiment by GRU", "sentiment by LSTM", "sums", "ties", "translating, packed", "translating, packed both ways",
+    "twins by extremes", "twins by sizes", "twins by sums", "u-net by layers", "video, pooled",
+    "words one by one, numbers",
 }  # fmt: skip
 """Ordinary networks of which each says what another does."""
 

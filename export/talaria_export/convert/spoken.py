@@ -15,7 +15,9 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from talaria.errors import ModelError
 from talaria.model.packing import unpacked
+from talaria.programs.layers.placing import index_fill, placed
 from talaria.programs.layers.ranking import scatter
 from talaria.programs.layers.windows import covering
 
@@ -90,11 +92,23 @@ def _median(x: Tensor, *dims: Any, **named: Any) -> Any:
     return along(*dims, **named)
 
 
+def _put(x: Tensor, index: Any, value: Any) -> None:
+    """``x[index] = value``, by pieces beside each other where these are known."""
+    try:
+        x.copy_(placed(x, index, value))
+    except ModelError:
+        x[index] = value
+
+
 _SAID: Mapping[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attended,
     F.adaptive_max_pool1d: _largest(F.adaptive_max_pool1d, 1),
     F.adaptive_max_pool2d: _largest(F.adaptive_max_pool2d, 2),
     **dict.fromkeys((torch.scatter, Tensor.scatter), scatter),
+    Tensor.scatter_: lambda x, *given: x.copy_(scatter(x, *given)),
+    **dict.fromkeys((torch.index_fill, Tensor.index_fill), index_fill),
+    Tensor.index_fill_: lambda x, *given: x.copy_(index_fill(x, *given)),
+    Tensor.__setitem__: _put,
     **dict.fromkeys((torch.kthvalue, Tensor.kthvalue), _kthvalue),
     **dict.fromkeys((torch.median, Tensor.median), _median),
 }

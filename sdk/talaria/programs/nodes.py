@@ -99,7 +99,10 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         if found.dtype == torch.int64 and (places := found.flatten()).numel():
             first, here = int(places[0]), places.numel()
             if torch.equal(places, torch.arange(first, first + here)):
-                return EACH_SAMPLE if (first, here) == (0, many) else Places(first, first + here)
+                if (first, here) == (0, many):
+                    return EACH_SAMPLE
+                if _looks_up(node, module):
+                    return Places(first, first + here)
         kept = found.dtype == torch.float32 and name in owner.state_dict()
         return stored(layer, name, owner) if kept else found.clone()
     read = [arg for arg in node.args if isinstance(arg, fx.Node) and not isinstance(held[arg], Zeros)]
@@ -149,6 +152,19 @@ def resolved(step: Step, node: fx.Node, module: Module, held: Mapping[fx.Node, A
         return _sizes(node, args)
     args, named = fx.node.map_aggregate((args, named), partial(_of_batch, step.merged))
     return _called(step, node, args, named, read)
+
+
+_KEEP = ("to", "unsqueeze", "expand", "repeat", "long")
+
+
+def _looks_up(node: fx.Node, module: Module) -> bool:
+    """Whether rows of tables alone are looked up by the numbers at ``node``."""
+    return all(
+        type(module.get_submodule(str(user.target))) is Embedding
+        if user.op == "call_module"
+        else user.target in _KEEP and _looks_up(user, module)
+        for user in node.users
+    )
 
 
 def _same(layer: str, mask: Any) -> Weight | None:
@@ -228,7 +244,7 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
         return EACH_SAMPLE
     if target is torch.arange and all(isinstance(one, int) for one in args) and len(args) < 3:
         return Places(*(args if len(args) == 2 else (0, *args)))
-    if isinstance(first, Places) and name in ("to", "unsqueeze", "expand", "repeat", "long"):
+    if isinstance(first, Places) and name in _KEEP:
         return first  # the same for each sample
     if isinstance(first, Map) and name == "getattr" and args[1] in ("device", "dtype"):
         return torch.device("cpu") if args[1] == "device" else torch.float32

@@ -39,7 +39,10 @@ def step(
     x, y = torch.from_numpy(feed["x"]).to(dtype), torch.from_numpy(feed["y"])
     with loop.lone_sample_in_eval(own, len(y)), _In(dtype):
         loss = loop.cross_entropy(recipe.smoothing)(own, x, y)
-    loss.backward()
+    try:
+        loss.backward()
+    except RuntimeError as why:
+        raise ModelError(f"program: torch does not train this model ({' '.join(str(why).split())[:160]})") from None
     reached = {name: parameter for name, parameter in trained.items() if parameter.grad is not None}
     if "pull" in feed:
         for name, parameter in reached.items():

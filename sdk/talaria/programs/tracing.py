@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,7 +23,9 @@ from torch.nn.utils import rnn
 from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.inside import Inside, base_of
 from talaria.model.packing import Padded, pack, pad, replaced
+from talaria.programs.in_place import Filling, changes, require_seen
 from talaria.programs.layers.base import refused
+from talaria.programs.layers.placing import placed
 from talaria.programs.layers.spelled import spelled
 from talaria.programs.layers.table import pass_of, rule_of
 
@@ -43,7 +45,9 @@ class Tracer(fx.Tracer):
         self.out_of: dict[str, fx.Node] = {}
         self._input_shape = input_shape
         self._known: dict[tuple[fx.Node, int], Any] = {}
-        self._answering = False
+        self.answering = False
+        self.changed: dict[fx.Node, fx.Node] = {}
+        """By what the pass changed in place, what it became."""
         self.unpacked = False
         """Whether sequences were unpacked to a length that the batch decides."""
 
@@ -56,6 +60,7 @@ class Tracer(fx.Tracer):
         }
         with _followed_sizes(self), replaced(root, others):
             graph = super().trace(root, concrete_args)
+        require_seen(graph, self.changed)
         for node in reversed(graph.nodes):
             if not node.users and node.target in _LOOKS:
                 graph.erase_node(node)
@@ -63,7 +68,7 @@ class Tracer(fx.Tracer):
 
     def call_module(self, m: Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
-        if self._answering:
+        if self.answering:
             return forward(*args, **kwargs)
         given, own = (args or (None,))[0], base_of(m)
         if isinstance(own, RNNBase):
@@ -87,6 +92,8 @@ class Tracer(fx.Tracer):
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *more: Any, **rest: Any
     ) -> Any:
         """A call as a value that is followed; of functions that are others put together, what these come to."""
+        if (does := changes(target)) and kind == "call_method" and isinstance(args[0], _Value):
+            return args[0].become(self.create_proxy(kind, does, args, kwargs))
         said = spelled(target, args, kwargs) if kind in ("call_function", "call_method") else None
         return said(*args, **kwargs) if said else super().create_proxy(kind, target, args, kwargs, *more, **rest)
 
@@ -99,7 +106,7 @@ class Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """A tensor of the module, as a value to be followed."""
-        return attr_val if self._answering else super().getattr(attr, attr_val, parameter_proxy_cache)
+        return attr_val if self.answering else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """What stands for a value."""
@@ -165,13 +172,13 @@ class Tracer(fx.Tracer):
                 ahead.extend(one.all_input_nodes)
         for one in self.graph.nodes:
             if one in wanted:
-                self._answering = True
+                self.answering = True
                 try:
                     self._known[one, batch] = self._run(one, batch)
                 except TRACE_ERRORS as why:
                     raise TraceError(f"{one.name}: {str(why)[:80]}") from None
                 finally:
-                    self._answering = False
+                    self.answering = False
         return self._known[node, batch]
 
     def _padded(
@@ -248,30 +255,75 @@ def _followed_sizes(tracer: Tracer) -> Iterator[None]:
     """In this context what makes tensors takes a batch's size, which has no value, where torch wants one that has."""
     makers = {name: getattr(torch, name) for name in ("zeros", "ones", "full", "empty")}
 
-    def followed(plain: Callable[..., Any], named_so: Callable[..., Any], skips: int = 0) -> Callable[..., Any]:
+    def followed(plain: Callable[..., Any], kind: str, target: Any, skips: int = 0) -> Callable[..., Any]:
         def made(*args: Any, **named: Any) -> Any:
-            try:
-                return plain(*args, **named)
-            except TypeError:
-                return tracer.create_proxy("call_function", named_so, args[skips:], named)
+            given = [*args, *named.values()]
+            each = [leaf for one in given for leaf in (one if isinstance(one, tuple | list) else (one,))]
+            sizes = kind == "call_function" and not tracer.answering
+            if any(isinstance(one, fx.Proxy) or (sizes and type(one) is int and one == MANY) for one in each):
+                return tracer.create_proxy(kind, target, args[skips:], named)
+            return plain(*args, **named)
 
         return made
 
     for name, plain in makers.items():
-        setattr(torch, name, followed(plain, plain))
-    torch.Tensor.new = followed(torch.Tensor.new, makers["empty"], 1)  # type: ignore[method-assign]
+        setattr(torch, name, followed(plain, "call_function", plain))
+    for name in ("expand", "repeat"):
+        setattr(Tensor, name, followed(getattr(Tensor, name), "call_method", name))
+    Tensor.new = followed(Tensor.new, "call_function", makers["empty"], 1)  # type: ignore[method-assign]
     try:
         yield
     finally:
         for name, plain in makers.items():
             setattr(torch, name, plain)
-        del torch.Tensor.new
+        for name in ("expand", "repeat", "new"):
+            delattr(Tensor, name)
 
 
 class _Value(fx.Proxy):
     """A value whose sizes are known as numbers, apart from the batch's, and which lies where all lie."""
 
     tracer: Tracer
+    _node: fx.Node
+    _filling: Filling | None = None
+    _behind = False
+    """Whether places were filled since the whole was read."""
+
+    @property
+    def node(self) -> fx.Node:
+        """What gives the value: what it has become, where it was changed in place."""
+        if self._behind and self._filling is not None:
+            self._behind = False
+            self._become(self._filling.whole().node)
+        return self._node
+
+    @node.setter
+    def node(self, node: fx.Node) -> None:
+        self._node = node
+
+    def become(self, found: Any) -> Any:
+        """This value from now on, where it is changed in place."""
+        self._filling = None
+        self._become(found.node)
+        return self
+
+    def _become(self, node: fx.Node) -> None:
+        self.tracer.changed[self._node] = node
+        self._node = node
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if self._filling is None:
+            self._filling = Filling.of(self, index)
+        if self._filling is not None and self._filling.take(index, value, self._wide):
+            self._behind = True
+        else:
+            self.become(placed(self, index, value))
+
+    @cached_property
+    def _wide(self) -> tuple[Any, ...]:
+        """Its shape, which does not change in place."""
+        found = self.tracer.sizes(self.tracer.proxy(self._node))
+        return found if isinstance(found, tuple) else ()
 
     @property
     def shape(self) -> Any:

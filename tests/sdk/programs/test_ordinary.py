@@ -24,7 +24,7 @@ from talaria.types import Recipe, Samples
 
 NETS = {
     name: net
-    for file in ("ordinary", "before", "walked", "ranked", "framed")
+    for file in ("ordinary", "before", "walked", "ranked", "framed", "changed")
     for name, net in networks(file).NETS.items()
 }
 
@@ -167,6 +167,73 @@ def test_a_normalization_that_no_pass_calls_has_no_statistics_to_estimate():
     shape, net = made("frames, channels")
     x = samples(shape, 0).x
     assert Maker(zoo.keep(net, shape, 4)).calibration()({"x": x, "rate": np.float32(1)}, state_of(net)) == {}
+
+
+class Changed(torch.nn.Module):
+    """A map that is changed in place in a way that is not known."""
+
+    def __init__(self, do):
+        super().__init__()
+        self.conv, self.head, self.do = torch.nn.Conv1d(3, 8, 3, padding=1), torch.nn.Linear(8, 4), do
+
+    def forward(self, x):
+        return self.head(self.do(self.conv(x)))
+
+
+def a_piece_of_what_is_read(x):
+    y = x.clone()
+    y[:, 0].add_(1.0)
+    return y.amax(2)
+
+
+def what_a_piece_is_of(x):
+    y = x * 2
+    first = y[:, :, 0]
+    y.add_(1.0)
+    return first + y.mean(2)
+
+
+def by_a_mask_of_values(x):
+    y = x.clone()
+    y[y < 0] = x.mean()
+    return y.mean(2)
+
+
+def some_places(x):
+    out = torch.empty(len(x), 3, 8)
+    out[:, 0] = x.mean(2)
+    return out.sum(1)
+
+
+def every_other(x):
+    y = x.clone()
+    y[:, :, ::2] = 0.0
+    return y.mean(2)
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (
+            a_piece_of_what_is_read,
+            "'getitem' is read by 'amax' after a part of it, or what it is a part of, is changed",
+        ),
+        (
+            what_a_piece_is_of,
+            "'mul' is read by 'add_1' after a part of it, or what it is a part of, is changed in place",
+        ),
+        (by_a_mask_of_values, "'setitem' puts values where a mask is; use torch.where of a mask and two maps"),
+        (some_places, "'setitem' leaves places of a tensor without a value; begin with torch.zeros"),
+        (every_other, "'setitem' puts values at .*; name neighbouring places behind the batch"),
+        (
+            lambda x: torch.sigmoid(x).mul_(2).mean(2),
+            "torch does not train this model .*modified by an inplace operation",
+        ),
+    ],
+)
+def test_what_is_changed_in_place_in_another_way_is_refused(do, said):
+    with pytest.raises(ModelError, match=said):
+        build(zoo.keep(Changed(do), (3, 12), 4))
 
 
 class Merged(torch.nn.Module):

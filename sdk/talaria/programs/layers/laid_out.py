@@ -95,5 +95,5 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
 """As in :mod:`talaria.programs.layers.spelled`."""
 WHERE_ASKED: Mapping[Callable[..., Any] | str, tuple[Callable[..., bool], Callable[..., Any]]] = {
     **dict.fromkeys((operator.add, operator.iadd), (_beside_zeros, _added)),
-    **dict.fromkeys(("zero_", "fill_"), (_empty, _filled)),
+    **dict.fromkeys(("zero", "fill"), (_empty, _filled)),
 }

@@ -26,7 +26,12 @@ def compared(step: Step, layer: str, kind: str, a: Either, b: Either, other_way:
     draft, maps = step.draft, [one for one in (a, b) if isinstance(one, Map)]
     if not maps or any(isinstance(one, bool) or not isinstance(one, Either) for one in (a, b)):
         raise refused(layer, "compares what is no number", "compare maps with numbers, parameters or maps")
-    out = shaped(step, layer, together(step, layer, "compares", [sizes(one) for one in maps]))
+    wide = together(step, layer, "compares", [sizes(one) for one in maps])
+    for one in (a, b):
+        wide = _beside(step, wide, one.shape) if isinstance(one, Weight) else wide
+    if any([*map(step.known, sizes(one))] != [*map(step.known, wide)] for one in maps) and len(maps) == 1:
+        a, b = (_laid_out(step, layer, one, wide)[0] for one in (a, b))
+    out = shaped(step, layer, wide)
     whole = all(draft.whole(one.value) if isinstance(one, Map) else type(one) is int for one in (a, b))
 
     def value(one: Either) -> str:
@@ -97,6 +102,12 @@ def _met(step: Step, layer: str, one: Either, wide: Sequence[Size], does: str) -
         require_met(layer, one, [step.known(size) for size in wide], does)
         return one.value(step)
     return step.draft.constant(float(one))
+
+
+def _beside(step: Step, wide: Sequence[Size], shape: Sequence[int]) -> list[Size]:
+    """The sizes ``wide`` behind the batch, of which those of 1 are stretched to a tensor of this ``shape``."""
+    behind = (*(1,) * (len(wide) - len(shape)), *shape)[-len(wide) :] if wide else ()
+    return [n if step.known(own) == 1 else own for own, n in zip(wide, behind, strict=True)]
 
 
 def _laid_out(step: Step, layer: str, one: Either, wide: Sequence[Size]) -> tuple[Either, Pullback | None]:

@@ -24,7 +24,9 @@ def matmul(step: Step, layer: str, a: Map | Weight, b: Map | Weight) -> tuple[Ma
     draft, (left, right) = step.draft, ([step.known(one) for one in sizes(x)] for x in (a, b))
     if len(left) != len(right) or len(left) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
         raise refused(layer, f"multiplies {left} by {right}", "multiply matrices of the same batch")
-    out = shaped(step, layer, [*left[:-1], right[-1]])
+    rows, columns = (step.held(one) for one in (sizes(a)[0], sizes(b)[-1]))  # as many as a mask leaves
+    both = isinstance(rows, str) and isinstance(columns, str)
+    out = shaped(step, layer, [*left[:-1], right[-1]] if both else [rows, *left[1:-1], columns])
     last = 1 + len(left)
     swap = (*range(last - 2), last - 1, last - 2)
     first, second = (opened(step, x.value, x) for x in (a, b))
@@ -69,7 +71,7 @@ def attend(
     if attn_mask is not None:
         products = _masked(step, layer, products, [*wide[:-1], step.known(sizes(key)[-2])], attn_mask)
     share = draft.op("Softmax", products, axis=last - 1)
-    out = shaped(step, layer, [*wide[:-1], step.known(sizes(value)[-1])])
+    out = shaped(step, layer, [*wide[:-1], step.held(sizes(value)[-1])])
     mixed = draft.op("MatMul", share, v)
     y = filled(step, mixed, out)
 

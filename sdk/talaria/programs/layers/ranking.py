@@ -56,6 +56,24 @@ def median(x: Any, dim: int, keepdim: bool = False) -> Ranked:
     return kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
 
 
+def argmax(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """The place of the largest value along ``dim``, of equal ones the first."""
+    return _first("argmax", x, dim, keepdim, x.amax(dim, True))
+
+
+def argmin(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """The place of the smallest value along ``dim``, likewise."""
+    return _first("argmin", x, dim, keepdim, x.amin(dim, True))
+
+
+def _first(name: str, x: Any, dim: int, keepdim: bool, value: Any) -> Any:
+    axis = dim % len(x.shape)
+    _require_behind(name, axis)
+    many = x.shape[axis]
+    numbers = torch.arange(float(many)).reshape(many, *(1 for _ in x.shape[axis + 1 :]))
+    return ((x == value).float() * (numbers - many)).amin(axis, keepdim) + many
+
+
 def scatter(x: Any, dim: int, index: Any, src: Any) -> Any:
     """``x`` with the values of ``src``, or a number, at the places that ``index`` names, each once."""
     rank = len(x.shape)
@@ -94,6 +112,8 @@ RANKING: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     **dict.fromkeys((torch.topk, "topk"), topk),
     **dict.fromkeys((torch.sort, "sort"), sort),
     **dict.fromkeys((torch.argsort, "argsort"), argsort),
+    **dict.fromkeys((torch.argmax, "argmax"), argmax),
+    **dict.fromkeys((torch.argmin, "argmin"), argmin),
     **dict.fromkeys((torch.kthvalue, "kthvalue"), kthvalue),
     **dict.fromkeys((torch.median, "median"), median),
 }

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.nn import functional as F
 
-from talaria.programs.layers import laid_out
+from talaria.programs.layers import laid_out, logic, placing
 from talaria.programs.layers.ranking import RANKING
 
 
@@ -82,7 +82,7 @@ def _select(x: Any, dim: int, index: int) -> Any:
     return x[_at(x, dim, index)]
 
 
-def _at(x: Any, dim: int, piece: int | slice) -> tuple[int | slice, ...]:
+def _at(x: Any, dim: int, piece: int | slice | torch.Tensor) -> tuple[int | slice | torch.Tensor, ...]:
     return (*[slice(None)] * (dim % len(x.shape)), piece)
 
 
@@ -93,6 +93,35 @@ def _repeat_interleave(x: Any, repeats: Any, dim: int) -> Any:
         return x.repeat(*(repeats if place == dim else 1 for place in range(many)))
     each = [*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :]]
     return x.unsqueeze(dim + 1).expand(*each).flatten(dim, dim + 1)
+
+
+def _diff(x: Any, n: int = 1, dim: int = -1) -> Any:
+    for _ in range(n):
+        x = _narrow(x, dim, 1, x.shape[dim] - 1) - _narrow(x, dim, 0, x.shape[dim] - 1)
+    return x
+
+
+def _below(x: Any, diagonal: int = 0) -> Any:
+    return x * torch.ones(x.shape[-2:]).tril(diagonal)
+
+
+def _above(x: Any, diagonal: int = 0) -> Any:
+    return x * torch.ones(x.shape[-2:]).triu(diagonal)
+
+
+def _windows(x: Any, dimension: int, size: int, step: int) -> Any:
+    """Windows of a dimension, with what is in each as one more dimension at the end."""
+    axis = dimension % len(x.shape)
+    starts = range(0, x.shape[axis] - size + 1, step)
+    if step == size:
+        x = _narrow(x, axis, 0, len(starts) * size)
+    else:
+        x = x[_at(x, axis, torch.tensor([start + i for start in starts for i in range(size)]))]
+    return _movedim(x.unflatten(axis, (len(starts), size)), axis + 1, -1)
+
+
+def _one_hot(x: Any, num_classes: int) -> Any:
+    return x.unsqueeze(-1) == torch.arange(float(num_classes))
 
 
 def _view_as(x: Any, other: Any) -> Any:
@@ -139,6 +168,13 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     "reshape_as": _view_as,
     **dict.fromkeys((torch.repeat_interleave, "repeat_interleave"), _repeat_interleave),
     **laid_out.SPELLED,
+    **placing.SPELLED,
+    **logic.SPELLED,
+    **dict.fromkeys((torch.diff, "diff"), _diff),
+    **dict.fromkeys((torch.tril, "tril"), _below),
+    **dict.fromkeys((torch.triu, "triu"), _above),
+    "unfold": _windows,
+    F.one_hot: _one_hot,
     torch.ones_like: _ones_like,
     torch.full_like: _full_like,
     F.pairwise_distance: pairwise_distance,
@@ -165,7 +201,8 @@ WHERE_ASKED: Mapping[Callable[..., Any] | str, tuple[Callable[..., bool], Callab
 def spelled(target: Any, args: Sequence[Any], named: Mapping[str, Any]) -> Callable[..., Any] | None:
     """What says a call by others; None of any other call."""
     try:
-        asked, how = WHERE_ASKED.get(target, (None, SPELLED.get(target)))
+        asked, how = WHERE_ASKED.get(target, (None, None))
+        plain = SPELLED.get(target)
     except TypeError:  # a target without a hash
         return None
-    return how if asked is None or asked(*args, **named) else None
+    return how if asked is not None and asked(*args, **named) else plain
