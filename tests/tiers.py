@@ -130,7 +130,7 @@ LIKE_ANOTHER = {
     "changed, filled, read between", "changed, lengths", "changed, pieces", "changed, scattered",
     "changed, largest place", "experts", "frames, flatten", "frames, logits", "frames, mean", "frames, windows",
     "last states, flat", "last states, joined", "last states, viewed", "median", "merged, flatten", "merged, sizes",
-    "packed, mean", "packed, picked", "packed, summed", "packed, weighed", "packed, weighed both ways",
+    "one block for both", "packed, mean", "packed, picked", "packed, summed", "packed, weighed", "packed, weighed both ways",
     "sentiment by GRU", "sentiment by LSTM", "sums", "ties", "translating, packed", "translating, packed both ways",
     "twins by extremes", "twins by sizes", "twins by sums", "u-net by layers", "video, pooled",
     "words one by one, numbers",

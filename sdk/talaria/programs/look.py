@@ -48,7 +48,8 @@ class Look:
         feed = {**self._of(state), **given}
         self._fits(feed)
         self._lookups.require_known(feed["x"])
-        return dict(zip(names, self._session(names, feed), strict=True))
+        read = {port.name: feed[port.name] for port in self.graph.inputs}  # statistics of every call need no rate
+        return dict(zip(names, self._session(names, read), strict=True))
 
     def fixed(self, state: Tensors) -> Graph:
         """This graph with the weights of one state as constants."""

@@ -6,6 +6,7 @@ is normalized.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -179,6 +180,8 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
     held: dict[fx.Node, Any] = {}
     tape: dict[fx.Node, Entry] = {}
     rows = set[fx.Node]()
+    calls = Counter(str(node.target) for node in traced.nodes if node.op == "call_module")
+    step.again = frozenset(name for name, many in calls.items() if many > 1)
     for node in traced.nodes:
         if node.op == "placeholder":
             if maps:

@@ -164,7 +164,22 @@ class Apart(nn.Module):
         return self.head(torch.cat([torch.abs(a - b), F.pairwise_distance(a, b, keepdim=True), self.far(a, b)], 1))
 
 
+class Again(nn.Module):
+    """One block for both halves of a sample, or for each moment, which keeps statistics of all that it has seen."""
+
+    def __init__(self, momentum: float | None) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv1d(3, 6, 3, padding=1), nn.BatchNorm1d(6, momentum=momentum), nn.ReLU())
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.block(x[:, :, :6]).mean(2), self.block(x[:, :, 6:]).amax(2)
+        return self.head(torch.cat([one * other, torch.abs(one - other)], 1))
+
+
 NETS = {
+    "one block for both": (LINE, lambda: Again(0.1)),
+    "one block for both, means": (LINE, lambda: Again(None)),
     "halves apart": (LINE, Apart),
     "words weighed both ways": (WORDS, lambda: Spoken("weighed", 2)),
     **{f"words {how}": (WORDS, lambda how=how: Spoken(how)) for how in ("picked", "gathered")},

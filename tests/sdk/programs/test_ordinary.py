@@ -1,6 +1,7 @@
 """More ordinary networks: one step is torch's, a mask's program is its compact twin's, and both engines learn alike."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from talaria.model.compaction import gather
 from talaria.model.state import state_of
 from talaria.programs import differentiate, reference, vector
 from talaria.programs.build import build
+from talaria.programs.engine import ProgramEngine
 from talaria.programs.graph import size_of
 from talaria.programs.making import Maker
 from talaria.programs.program import Program
+from talaria.training import loop
 from talaria.training.taps import Taps
 from talaria.types import Recipe, Samples
 
@@ -167,6 +170,16 @@ def test_a_normalization_that_no_pass_calls_has_no_statistics_to_estimate():
     shape, net = made("frames, channels")
     x = samples(shape, 0).x
     assert Maker(zoo.keep(net, shape, 4)).calibration()({"x": x, "rate": np.float32(1)}, state_of(net)) == {}
+
+
+@pytest.mark.parametrize("name", ["one block for both", "one block for both, means"])
+def test_statistics_are_estimated_anew_of_every_call(name):
+    shape, net = made(name)
+    task = SimpleNamespace(model=net, train=samples(shape, 0))
+    engine = ProgramEngine(zoo.keep(net, shape, 4))
+    found, wanted = (one.calibrate(task, state_of(net), batch=4) for one in (engine, loop))
+    assert int(wanted["block.1.num_batches_tracked"]) == 6
+    assert all(roundings(found[key], value, scale=1.0) <= 100 for key, value in wanted.items())
 
 
 class Changed(torch.nn.Module):

@@ -98,6 +98,8 @@ class Step:
     """Whether torch has the batch second in what the layer being written gives."""
     merged: int = 1
     """How many of each sample stand one by one in the batch of the layer being written, as x.flatten(0, 1) has them."""
+    again: frozenset[str] = frozenset()
+    """Layers that the pass calls several times."""
     tapped: frozenset[str] = frozenset()
     """Layers of which all that they give is looked at, whatever of it the network reads."""
 

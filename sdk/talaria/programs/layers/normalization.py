@@ -24,8 +24,8 @@ SHORT = 64
 def batch_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """(x - mean) / sqrt(var + eps) * weight + bias, with statistics of the batch or the running ones."""
     own, draft, (x,) = cast(_BatchNorm, module), step.draft, given
-    if own.running_mean is None or own.running_var is None or own.momentum is None:
-        raise refused(layer, "keeps no running mean", "give it track_running_stats=True and a momentum")
+    if own.running_mean is None or own.running_var is None:
+        raise refused(layer, "keeps no running mean", "give it track_running_stats=True")
     mean, var, scale, shift = (
         step.weight(layer, name, getattr(own, name), (x.channels,))
         for name in ("running_mean", "running_var", "weight", "bias")
@@ -228,15 +228,34 @@ def _beside(draft: Draft, x: Map, value: str) -> str:
 def _follow(step: Step, layer: str, own: _BatchNorm, x: Map, mean: tuple[str, str], var: tuple[str, str]) -> None:
     """The running statistics after this batch: old and new, with the unbiased variance, as torch keeps them."""
     draft = step.draft
-    rate = step.rate or draft.constant(float(own.momentum or 0.0))
-    rest = draft.op("Sub", draft.constant(1.0), rate) if step.rate else draft.constant(1 - float(own.momentum or 0.0))
+    rate, rest = _rate(step, layer, own)
     count = step.entries(x)
     less = draft.op("Max", draft.op("Sub", count, draft.constant(1.0)), draft.constant(1.0))
     unbiased = draft.op("Mul", var[1], draft.op("Div", count, less))
     for name, old, new in (("running_mean", *mean), ("running_var", var[0], unbiased)):
+        old = step.buffers.get(f"{layer}.{name}", old)  # of a layer that is called again, what its last call left
         moved = draft.op("Add", draft.op("Mul", old, rest), draft.op("Mul", new, rate))
         step.buffers[f"{layer}.{name}"] = draft.op("Where", step.several, moved, old)
-    counter = step.weight(layer, "num_batches_tracked", own.num_batches_tracked, (), INT)
+    counter = _counted(step, layer, own)
     if counter is not None:
-        more = draft.op("Cast", step.several, to=7)
-        step.buffers[f"{layer}.num_batches_tracked"] = draft.op("Add", counter, more)
+        step.buffers[f"{layer}.num_batches_tracked"] = counter
+
+
+def _rate(step: Step, layer: str, own: _BatchNorm) -> tuple[str, str]:
+    """By how much the statistics of this call move the running ones, and what of these stays: of each call alike where
+    they are means of all calls so far."""
+    draft, one = step.draft, step.draft.constant(1.0)
+    counter = _counted(step, layer, own) if own.momentum is None or (step.rate and layer in step.again) else None
+    if counter is None and not step.rate:
+        return draft.constant(float(own.momentum or 0.0)), draft.constant(1 - float(own.momentum or 0.0))
+    rate = step.rate or one if counter is None else draft.op("Reciprocal", draft.op("Cast", counter, to=1))
+    return rate, draft.op("Sub", one, rate)
+
+
+def _counted(step: Step, layer: str, own: _BatchNorm) -> str | None:
+    """How many batches a layer has seen after this call."""
+    counter = step.weight(layer, "num_batches_tracked", own.num_batches_tracked, (), INT)
+    if counter is None:
+        return None
+    before = step.buffers.get(f"{layer}.num_batches_tracked", counter)
+    return step.draft.op("Add", before, step.draft.op("Cast", step.several, to=7))
