@@ -232,8 +232,8 @@ def _follow(step: Step, layer: str, own: _BatchNorm, x: Map, mean: tuple[str, st
     count = step.entries(x)
     less = draft.op("Max", draft.op("Sub", count, draft.constant(1.0)), draft.constant(1.0))
     unbiased = draft.op("Mul", var[1], draft.op("Div", count, less))
-    for name, old, new in (("running_mean", *mean), ("running_var", var[0], unbiased)):
-        old = step.buffers.get(f"{layer}.{name}", old)  # of a layer that is called again, what its last call left
+    for name, first, new in (("running_mean", *mean), ("running_var", var[0], unbiased)):
+        old = step.buffers.get(f"{layer}.{name}", first)  # of a layer that is called again, what its last call left
         moved = draft.op("Add", draft.op("Mul", old, rest), draft.op("Mul", new, rate))
         step.buffers[f"{layer}.{name}"] = draft.op("Where", step.several, moved, old)
     counter = _counted(step, layer, own)
