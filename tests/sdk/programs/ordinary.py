@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 LINE, WORDS, IMAGE = (3, 12), (9,), (3, 12, 12)
 
@@ -177,7 +178,22 @@ class Again(nn.Module):
         return self.head(torch.cat([one * other, torch.abs(one - other)], 1))
 
 
+class Spectral(nn.Module):
+    """Layers whose weights are divided by their largest singular value, the head's too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = spectral_norm(nn.Conv1d(3, 6, 3, padding=1)), nn.BatchNorm1d(6)
+        self.second = spectral_norm(nn.Conv1d(6, 8, 3, padding=1, bias=False), n_power_iterations=3)
+        self.drop, self.head = nn.Dropout(0.2), spectral_norm(nn.Linear(8, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+        return self.head(self.drop(x.mean(2)))
+
+
 NETS = {
+    "spectral_norm": (LINE, Spectral),
     "one block for both": (LINE, lambda: Again(0.1)),
     "one block for both, means": (LINE, lambda: Again(None)),
     "halves apart": (LINE, Apart),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
 from talaria.errors import ModelError
 from talaria.model import zoo
@@ -86,6 +86,17 @@ class Gru(nn.Module):
         return self.head(found[self.take].mean(1))
 
 
+class Normed(nn.Module):
+    """A layer whose weight follows each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = spectral_norm(nn.Linear(12, 12)), nn.Linear(36, 4)
+
+    def forward(self, x):
+        return self.head(self.layer(torch.relu(self.layer(x))).flatten(1))
+
+
 class Packed(Gru):
     """Packed by lengths of which some are shorter, or none is, and averaged over the longest."""
 
@@ -153,10 +164,15 @@ def late(x):
     [
         (Projected, "proj_size=2"),
         (
-            lambda: nets.maps(spectral_norm(first()), wide=36),
-            "ParametrizedConv1d.*use weight_norm, of the weight of Conv1d",
+            lambda: nets.maps(orthogonal(first()), wide=36),
+            "ParametrizedConv1d.*use weight_norm or spectral_norm, of the weight of Conv1d",
         ),
-        (lambda: nets.maps(nets.lengthened(nn.LayerNorm(12), None), wide=36), "ParametrizedLayerNorm.*use weight_norm"),
+        (lambda: nets.maps(spectral_norm(first(), dim=1), wide=36), "'0' is normed along dimension 1; norm it along"),
+        (Normed, "'layer' norms its weight anew in each of several calls; call it once"),
+        (
+            lambda: nets.maps(nets.lengthened(nn.LayerNorm(12), None), wide=36),
+            "ParametrizedLayerNorm.*use weight_norm or",
+        ),
         (lambda: nets.maps(first(), nn.RReLU(), wide=36), "'1' is a RReLU"),
         (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 3, dilation=2), wide=48), "dilation"),
         (lambda: nets.maps(nn.ConvTranspose1d(3, 3, 2, 3), wide=105), "no tap meets"),

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrize import is_parametrized
 
 from talaria.model.inside import base_of
-from talaria.model.weight_norm import is_weight_normed
+from talaria.model.weight_norm import is_spectral_normed, is_weight_normed
 from talaria.programs.layers import (
     activation,
     attention,
@@ -37,6 +37,7 @@ from talaria.programs.layers.base import Rule
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.prelu import prelu
 from talaria.programs.layers.sequence import on_maps, on_rows
+from talaria.programs.layers.spectral_norm import spectral_normed
 from talaria.programs.layers.spelled import channel_shuffle, local_response_norm, pairwise_distance
 from talaria.programs.layers.weight_norm import weight_normed
 
@@ -69,7 +70,7 @@ LAYERS: Mapping[type[Module], Rule] = {
 """By the exact type of a module."""
 
 WEIGHING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d)
-"""Layers whose weight may be computed by weight_norm."""
+"""Layers whose weight may be computed by weight_norm or spectral_norm."""
 PARTS: Mapping[type[Module], Mapping[str, Rule]] = {nn.MultiheadAttention: {"0": on_rows(attention.attention)}}
 """By the exact type of a module that gives several values: the rules of those that are known."""
 RECURRENT = tuple(recurrent.CELLS)
@@ -232,7 +233,7 @@ def mend_of(module: Module, known: str) -> str:
     """What to use instead of a module that has no rule; ``known`` are the layers that have one."""
     if is_parametrized(module):
         names = ", ".join(sorted(one.__name__ for one in WEIGHING))
-        return f"of torch.nn.utils.parametrizations use weight_norm, of the weight of {names}"
+        return f"of torch.nn.utils.parametrizations use weight_norm or spectral_norm, of the weight of {names}"
     return MENDS.get(type(module), f"use layers among {known}")
 
 
@@ -269,7 +270,8 @@ def _full_name(kind: type[Module]) -> str:
 def rule_of(module: Module) -> Rule | None:
     """The rule of a module, or None where it has none."""
     kind = type(module)
-    if is_weight_normed(module):
+    computed = weight_normed if is_weight_normed(module) else spectral_normed if is_spectral_normed(module) else None
+    if computed is not None:
         plain = kind.__mro__[1]  # before it was parametrized
-        return weight_normed(LAYERS[plain]) if plain in WEIGHING else None
+        return computed(LAYERS[plain]) if plain in WEIGHING else None
     return LAYERS.get(kind) or NAMED.get(_full_name(kind))
