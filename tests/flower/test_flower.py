@@ -264,6 +264,12 @@ def test_a_node_says_whose_samples_it_has(config: dict[str, object], name: str) 
         whose(people(), config)
 
 
+def test_what_a_node_cannot_be_is_said_in_its_own_words() -> None:
+    """Not by the end of a trace, of which the reason was cut off."""
+    with pytest.raises(ConfigError, match=r"last said: 'flower: partition-id=\d of 4, .* num-supernodes to at most 3"):
+        learn(experiment_of({"algorithm": "fedavg", "data": people(), "rounds": 1}), Nodes(client_app(people()), 4), 4)
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [

@@ -12,7 +12,7 @@ from typing import Any
 from talaria import valid
 from talaria.data import registry
 from talaria.data.federated import Client, Federated
-from talaria.errors import ConfigError, DataError, some_of
+from talaria.errors import ConfigError, DataError, TalariaError, some_of
 from talaria.federated import plan_compat, rounds
 from talaria.federated.run import Engine, Member, Run
 from talaria.flower import records
@@ -24,7 +24,7 @@ from talaria.tensors import Tensors
 from talaria.training import evaluation
 
 # flwr is imported after records, which says what to install where it is missing.
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict  # isort: skip
+from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict  # isort: skip
 from flwr.clientapp import ClientApp  # isort: skip
 
 Own = Callable[[Context], tuple[str, Client]]
@@ -76,7 +76,10 @@ class _Node:
 
     def name(self, message: Message, context: Context) -> Message:
         """Say whose samples this node has, and how many nodes there are where that is known."""
-        name, _ = self._own(context)
+        try:
+            name, _ = self._own(context)
+        except TalariaError as error:  # raised, the reason would be the last line of a long trace, and cut off
+            return Message(Error(0, str(error)), reply_to=message)
         told = {records.CLIENT: name, records.PARTITIONS: int(context.node_config.get("num-partitions", 0))}
         return Message(RecordDict({records.CONFIG: ConfigRecord(told)}), reply_to=message)
 

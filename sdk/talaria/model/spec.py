@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import ConfigError
-from talaria.foreign import named, shown
-from talaria.valid import plain
+from talaria.foreign import shown
+from talaria.valid import only, plain
 
 LARGEST_INPUT = 1 << 24
 """Most values one input may hold: a bound on what a spec from outside can make us allocate."""
@@ -157,9 +157,9 @@ class ModelSpec:
         if not isinstance(data, Mapping):
             raise ConfigError(f"model: need an object with name, input_shape and classes, got {type(data).__name__}")
         known = {"name", "input_shape", "classes", "adapters", "seed", "pretrained", "options", "head"}
-        missing, odd = {"name", "input_shape", "classes"} - set(data), set(data) - known
-        if missing or odd:
-            raise ConfigError(f"model: fields missing {sorted(missing)}, unknown {named(odd)}")
+        only("model", data, known)
+        if missing := {"name", "input_shape", "classes"} - set(data):
+            raise ConfigError(f"model: fields missing {sorted(missing)}; give them")
         fields = dict(data)
         if isinstance(fields["input_shape"], list):
             fields["input_shape"] = tuple(fields["input_shape"])

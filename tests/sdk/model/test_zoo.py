@@ -241,6 +241,11 @@ def test_damaged_specs_are_refused(change):
         ModelSpec.from_json(data)
 
 
+def test_a_field_that_no_model_has_is_named_with_the_one_that_was_meant():
+    with pytest.raises(ConfigError, match="model: seeed=3 is unknown; did you mean 'seed'"):
+        ModelSpec.from_json({**ModelSpec("imu_cnn", (6, 100), 7).to_json(), "seeed": 3})
+
+
 @pytest.mark.parametrize("data", [None, 3, {}, {"name": "mlp", "classes": 3}])
 def test_a_spec_that_is_no_spec(data):
     with pytest.raises(ConfigError, match="model:"):
