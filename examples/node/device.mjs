@@ -3,6 +3,7 @@
 // With --leave it leaves the fleet for good, and takes part no more.
 import { randomBytes } from "node:crypto";
 import fs from "node:fs";
+import path from "node:path";
 import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import mqtt from "mqtt";
