@@ -58,5 +58,8 @@ export function configOf(file, { insecure = false } = {}) {
   for (const name of FILES) if (config[name] !== undefined) config[name] = path.resolve(path.dirname(file), config[name]);
   for (const name of FILES.filter((one) => one !== "state"))
     if (config[name] !== undefined && !fs.existsSync(config[name])) throw wrong(`${name}: ${config[name]} is not there`);
+  const secret = config.password_file;
+  if (secret !== undefined && config.username === undefined) throw wrong("username is missing, whose password is in password_file");
+  if (secret !== undefined && fs.statSync(secret).mode & 0o077) throw wrong(`password_file: others may read ${secret}; chmod 600`);
   return config;
 }

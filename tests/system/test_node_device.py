@@ -213,6 +213,7 @@ def test_a_run_that_it_cannot_learn_is_declined_with_the_reason(fleet, a_run, ex
 
 def test_a_wrong_field_is_named_with_its_mend_before_anything_begins(example, tmp_path):
     samples(tmp_path, {"x_train": np.zeros((1, 2), np.float32), "y_train": np.zeros(1, np.int64)})
+    (tmp_path / "anna.safetensors").chmod(0o644)
     beyond, here = "mqtt://192.0.2.7:1883", "mqtt://127.0.0.1:1"
     cases = [
         (here, {"identiti": "keys"}, "identiti is no field; there are device, fleet"),
@@ -221,6 +222,8 @@ def test_a_wrong_field_is_named_with_its_mend_before_anything_begins(example, tm
         ("127.0.0.1:1883", {}, 'broker="127.0.0.1:1883" is no MQTT URL; write mqtt://host:1883'),
         ("mqt://anna:secret@host", {}, 'broker="mqt://host" is no MQTT URL'),
         (beyond, {}, "192.0.2.7:1883 is beyond this machine and without TLS"),
+        (here, {"password_file": "../anna.safetensors"}, "username is missing, whose password is in password_file"),
+        (here, {"username": "anna", "password_file": "../anna.safetensors"}, "others may read"),
         ("mqtts://192.0.2.7:8883", {}, "identity is missing: without keys anybody who reaches the broker"),
     ]
     begun = []
