@@ -171,7 +171,8 @@ class Result:
         return folder
 
     def parameters(self, client: str) -> int:
-        """How many parameters the client's model keeps of the unpruned one."""
+        """How many parameters the client's model keeps of the unpruned one. What an algorithm serves beside it, as
+        Thorki's small branch, is not among them: a device's ``talaria edge result`` counts all that it serves."""
         learned = self.learned
         mask = rounds.mask_of(learned.run, learned.members[client], learned.private.get(client))
         parameters = rounds.template(learned.run.spec).named_parameters()
