@@ -32,6 +32,10 @@ class Frames(nn.Module):
         if self.how == "mean":
             y = self.conv(x.reshape(-1, *x.shape[2:])).mean(-1)
             return self.head(y.view(x.size(0), x.size(1), -1).mean(1))
+        if self.how == "told":  # what all windows say, to each of them
+            y = self.conv(x.flatten(0, 1)).mean(2)
+            whole = torch.stack(y.view(x.size(0), x.size(1), 6).unbind(1)).mean(0)
+            return self.head((y + whole.repeat_interleave(x.size(1), dim=0)).view(x.size(0), -1, 6).amax(1))
         if self.how == "logits":
             y = self.head(self.conv(x.reshape(-1, *x.shape[2:])).amax(2))
             return y.view(x.size(0), x.size(1), -1).mean(dim=1)
@@ -78,7 +82,7 @@ class Video(nn.Module):
 NETS = {
     **{
         f"frames, {how}": (FRAMES, lambda how=how: Frames(how))
-        for how in ("gru", "flatten", "mean", "logits", "each a sequence", "attended")
+        for how in ("gru", "flatten", "mean", "logits", "told", "each a sequence", "attended")
     },
     **{f"frames, {how}": (LINE, lambda how=how: Frames(how)) for how in ("channels", "windows")},
     **{f"video, {how}": (IMAGES, lambda how=how: Video(how)) for how in ("pooled", "gated")},

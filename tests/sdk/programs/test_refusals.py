@@ -248,6 +248,7 @@ def late(x):
         (lambda: Odd(lambda x: x.cumsum(0)), "'cumsum' goes along the first dimension"),
         (lambda: Odd(lambda x: x.cummax(1)[0]), "cummax"),
         (lambda: Odd(lambda x: x[::2]), "keep the whole batch"),
+        (lambda: Odd(lambda x: torch.cat([x, x], 0)), "'cat' puts samples behind samples; call the layers with each"),
         (lambda: Odd(lambda x: x.flip(0)), "behind the batch"),
         (lambda: Odd(lambda x: x.roll(1, 0)), "turns the batch"),
         (lambda: Odd(lambda x: x[:, torch.tensor([[0, 1], [2, 0]])].flatten(1, 2)), "take a list of places"),

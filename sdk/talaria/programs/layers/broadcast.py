@@ -279,7 +279,9 @@ def beside(step: Step, layer: str, given: Sequence[Map], dim: int) -> tuple[Map,
     draft, wide = step.draft, [list(sizes(x)) for x in given]
     axis = dim % (1 + len(wide[0]))
     rest = [[*own[: axis - 1], *own[axis:]] for own in wide]
-    if axis == 0 or len({tuple(map(step.known, own)) for own in rest}) > 1:
+    if axis == 0:
+        raise refused(layer, "puts samples behind samples", "call the layers with each map in turn, and keep the batch")
+    if len({tuple(map(step.known, own)) for own in rest}) > 1:
         raise refused(layer, f"puts maps of {[*map(tuple, wide)]} side by side", "let them differ in one size only")
     same = [next((one for one in labels if isinstance(one, str)), labels[0]) for labels in zip(*rest, strict=True)]
     out = shaped(step, layer, [*same[: axis - 1], added([own[axis - 1] for own in wide]), *same[axis - 1 :]])

@@ -89,7 +89,7 @@ def _at(x: Any, dim: int, piece: int | slice | torch.Tensor) -> tuple[int | slic
 def _repeat_interleave(x: Any, repeats: Any, dim: int) -> Any:
     many = len(x.shape)
     dim %= many
-    if x.shape[dim] == 1:
+    if isinstance(x.shape[dim], int) and x.shape[dim] == 1:
         return x.repeat(*(repeats if place == dim else 1 for place in range(many)))
     each = [*x.shape[: dim + 1], repeats, *x.shape[dim + 1 :]]
     return x.unsqueeze(dim + 1).expand(*each).flatten(dim, dim + 1)
@@ -134,6 +134,11 @@ def _ones_like(x: Any) -> Any:
 
 def _full_like(x: Any, fill_value: float) -> Any:
     return torch.zeros_like(x) + fill_value
+
+
+def _of_pieces(join: Callable[..., Any]) -> Callable[..., Any]:
+    """``join`` of what a call gives as several, such as ``x.unbind(1)``."""
+    return lambda pieces, *args, **named: join(list(pieces), *args, **named)
 
 
 def channel_shuffle(x: Any, groups: int) -> Any:
@@ -183,6 +188,10 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
 }
 """By the function, or the name of a tensor's method."""
 WHERE_ASKED: Mapping[Callable[..., Any] | str, tuple[Callable[..., bool], Callable[..., Any]]] = {
+    **{
+        join: (lambda pieces, *args, **named: isinstance(pieces, fx.Proxy), _of_pieces(join))
+        for join in (torch.stack, torch.cat)
+    },
     **dict.fromkeys(
         (torch.clamp, torch.clip, "clamp", "clip"),
         (lambda *args, **named: any(map(_given, (*args[1:], *named.values()))), _clamp),
