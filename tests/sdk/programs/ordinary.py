@@ -178,6 +178,24 @@ class Again(nn.Module):
         return self.head(torch.cat([one * other, torch.abs(one - other)], 1))
 
 
+class StateSpace(nn.Module):
+    """A diagonal state space: for each channel a kernel as long as the sample, made of few parameters."""
+
+    def __init__(self, wide: int = 3, states: int = 4) -> None:
+        super().__init__()
+        self.rate, self.step = nn.Parameter(torch.zeros(wide, states)), nn.Parameter(torch.rand(wide) - 2)
+        self.read, self.past = nn.Parameter(torch.randn(wide, states)), nn.Parameter(torch.randn(wide))
+        self.out, self.head = nn.Linear(wide, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        long = x.size(-1)
+        decay = -torch.exp(self.rate) * torch.exp(self.step).unsqueeze(-1)
+        powers = torch.exp(decay.unsqueeze(-1) * torch.arange(long, device=x.device))
+        kernel = torch.einsum("hn,hnl->hl", self.read * (torch.exp(decay) - 1), powers)
+        y = F.conv1d(F.pad(x, (long - 1, 0)), kernel.flip(-1).unsqueeze(1), groups=x.size(1))
+        return self.head(torch.relu(self.out(F.gelu(y + x * self.past.unsqueeze(-1)).transpose(1, 2))).mean(1))
+
+
 class Spectral(nn.Module):
     """Layers whose weights are divided by their largest singular value, the head's too."""
 
@@ -194,6 +212,7 @@ class Spectral(nn.Module):
 
 NETS = {
     "spectral_norm": (LINE, Spectral),
+    "state space": (LINE, StateSpace),
     "one block for both": (LINE, lambda: Again(0.1)),
     "one block for both, means": (LINE, lambda: Again(None)),
     "halves apart": (LINE, Apart),

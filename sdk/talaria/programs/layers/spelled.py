@@ -141,6 +141,41 @@ def _of_pieces(join: Callable[..., Any]) -> Callable[..., Any]:
     return lambda pieces, *args, **named: join(list(pieces), *args, **named)
 
 
+def _no_batch(equation: Any, *tensors: Any) -> bool:
+    """Whether a product goes over two tensors that are the same for each sample."""
+    named = isinstance(equation, str) and "->" in equation and "." not in equation and len(tensors) == 2
+    return named and all(map(_same_for_each, tensors))
+
+
+def _same_for_each(x: Any) -> bool:
+    """Whether no size of ``x`` is a batch's."""
+    return isinstance(x.shape, tuple) and all(isinstance(size, int) for size in x.shape)
+
+
+def _kernel_turned(x: Any, *dims: Any, **named: Any) -> bool:
+    """Whether the last dimension of a matrix that is the same for each sample is turned, as that of a kernel."""
+    flat = [*dims, *named.values()]
+    flat = list(flat[0]) if len(flat) == 1 and isinstance(flat[0], tuple | list) else flat
+    return flat in ([-1], [1]) and _same_for_each(x) and len(x.shape) == 2
+
+
+def _turned(x: Any, *_: Any, **__: Any) -> Any:
+    return x @ torch.eye(x.shape[1]).flip(1)
+
+
+def _over_letters(equation: str, *tensors: Any) -> Any:
+    given, out = equation.replace(" ", "").split("->")
+    names = given.split(",")
+    summed = [one for one in dict.fromkeys("".join(names)) if one not in out]
+    letters, laid = [*out, *summed], list[Any]()
+    for own, tensor in zip(names, tensors, strict=True):
+        ordered = tensor.permute(*(own.index(one) for one in letters if one in own))
+        missing = [place for place, one in enumerate(letters) if one not in own]
+        laid.append(reduce(lambda x, place: x.unsqueeze(place), missing, ordered))
+    met = laid[0] * laid[1]
+    return met.sum(tuple(range(len(out), len(letters)))) if summed else met
+
+
 def channel_shuffle(x: Any, groups: int) -> Any:
     _, wide, *space = x.shape
     apart = x.reshape(x.shape[0], groups, wide // groups, *space)
@@ -188,6 +223,8 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
 }
 """By the function, or the name of a tensor's method."""
 WHERE_ASKED: Mapping[Callable[..., Any] | str, tuple[Callable[..., bool], Callable[..., Any]]] = {
+    torch.einsum: (_no_batch, _over_letters),
+    **dict.fromkeys((torch.flip, "flip"), (_kernel_turned, _turned)),
     **{
         join: (lambda pieces, *args, **named: isinstance(pieces, fx.Proxy), _of_pieces(join))
         for join in (torch.stack, torch.cat)
