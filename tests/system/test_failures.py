@@ -32,6 +32,16 @@ def test_a_broker_that_does_not_answer(fleet, a_run, command):
     assert "Traceback" not in errors
 
 
+def test_a_password_that_is_not_there_is_told_before_anything_is_ready(fleet, a_run, command):
+    one = fleet(a_run(), broker="mqtt://127.0.0.1:1")
+    path = one.config
+    path.write_text(path.read_text().replace("[broker]", '[broker]\nusername = "co"\npassword_file = "gone"'))
+    status, out, errors = command("coordinator", "serve", path)
+    assert (status, out) == (1, "")
+    assert "gone cannot be read" in errors
+    assert "write the password there" in errors
+
+
 def test_a_damaged_private_state_is_named_and_not_overwritten(fleet, a_run, command):
     one = fleet(a_run("fedper", rounds=1), devices=("anna", "bela"))
     coordinator = one.serve()

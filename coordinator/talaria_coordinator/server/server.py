@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from talaria.errors import ConfigError, TalariaError
+from talaria.identity.credentials import password
 from talaria.wire import broker_url
 from talaria.wire.broker_url import Address
 from talaria_coordinator.broker import Broker, open_broker
@@ -162,6 +163,8 @@ async def _served(
 ) -> None:
     if not insecure:
         require_safe(config)
+    if config.password_file is not None:
+        password(config.password_file)
     with held(config.state), desk_of(config, report, insecure) as desk:
         ingest.require(config)
         one = Served(config, desk, broker_of(), above)
