@@ -50,6 +50,7 @@ QUICK_LAWS = {"fedavg", "hermes", "pfedgm"}
 THOROUGH = (
     "tests/bench/test_bars.py", "tests/bench/test_export.py::test_figures", "tests/bench/test_people.py",
     "tests/bench/test_private.py", "tests/bench/test_simulation.py",
+    "tests/edge_client/test_agent_plan.py::test_a_class_to_come",
     "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-efficientnet_lite0-True-residual]",
     "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-mobilenet_v3_small-True-lowrank]",
     "tests/export/test_matrix.py::test_personal_model_agrees_with_torch[fedavg-resnet18-False-lowrank]",
