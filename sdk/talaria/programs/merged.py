@@ -44,11 +44,13 @@ def parted(graph: fx.Graph, module: Module, shape_of: Callable[[fx.Node], Any]) 
             _form(node, node.args[0], (*_between(shapes, node), *shapes[node][1:]))
         elif before * own > 1 and name_of(node) in _FORMS:
             found |= _reformed(node, shapes, before, own)
-        elif any(many.get(read, own) != own for read in node.all_input_nodes):
+        elif any(many.get(read, own) != own for read in node.all_input_nodes) and name_of(node) not in _JOINS:
             raise _mixes(node)
     return found
 
 
+_JOINS = ("cat", "concat", "concatenate")
+"""What puts samples behind samples, which is refused where it is written."""
 _FORMS = ("view", "reshape", "flatten", "unflatten")
 
 

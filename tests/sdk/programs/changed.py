@@ -23,7 +23,7 @@ def named(name: str) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor]
 @named("filled")
 def filled(x: Tensor) -> Tensor:
     """Answers that are put into zeros one by one."""
-    out = torch.zeros(x.size(0), 5, 6, device=x.device)
+    out = torch.zeros(x.size(0), 5, 6).to(x.device, x.dtype)
     for t in range(5):
         out[:, t] = torch.tanh(x[:, :, t])
     return out.mean(1)
@@ -89,7 +89,7 @@ def scattered(x: Tensor) -> Tensor:
 
 @named("by methods")
 def by_methods(x: Tensor) -> Tensor:
-    y = x.mean(2)
+    y = x.mean(2).to(x)
     same = y
     y.add_(x.amax(2)).mul_(0.5).clamp_(-1, 1)
     y.sub_(x.mean(2), alpha=0.5)

@@ -136,9 +136,22 @@ def _full_like(x: Any, fill_value: float) -> Any:
     return torch.zeros_like(x) + fill_value
 
 
+_PIECES = ("unbind", "chunk", "split", torch.unbind, torch.chunk, torch.split)
+
+
 def _of_pieces(join: Callable[..., Any]) -> Callable[..., Any]:
     """``join`` of what a call gives as several, such as ``x.unbind(1)``."""
     return lambda pieces, *args, **named: join(list(pieces), *args, **named)
+
+
+def _moves(x: Any, *to: Any, **named: Any) -> bool:
+    """Whether more is said than what the numbers become: where they lie, or what they are to be like."""
+    return bool(named) or len(to) > 1 or isinstance(to[0], str | torch.device | fx.Proxy)
+
+
+def _to(x: Any, *to: Any, **named: Any) -> Any:
+    kind = next((one for one in (*to, named.get("dtype")) if isinstance(one, torch.dtype)), None)
+    return x if kind in (None, x.dtype) else x.to(kind)
 
 
 def _no_batch(equation: Any, *tensors: Any) -> bool:
@@ -226,17 +239,17 @@ WHERE_ASKED: Mapping[Callable[..., Any] | str, tuple[Callable[..., bool], Callab
     torch.einsum: (_no_batch, _over_letters),
     **dict.fromkeys((torch.flip, "flip"), (_kernel_turned, _turned)),
     **{
-        join: (lambda pieces, *args, **named: isinstance(pieces, fx.Proxy), _of_pieces(join))
+        join: (
+            lambda pieces, *args, **named: isinstance(pieces, fx.Proxy) and pieces.node.target in _PIECES,
+            _of_pieces(join),
+        )
         for join in (torch.stack, torch.cat)
     },
     **dict.fromkeys(
         (torch.clamp, torch.clip, "clamp", "clip"),
         (lambda *args, **named: any(map(_given, (*args[1:], *named.values()))), _clamp),
     ),
-    "to": (
-        lambda x, *to, **named: len(to) == 1 and isinstance(to[0], str | torch.device) and not named,
-        lambda x, to: x,
-    ),
+    "to": (_moves, _to),
     **dict.fromkeys((torch.add, "add"), (lambda *args, **named: "alpha" in named, _add)),
     **laid_out.WHERE_ASKED,
     **dict.fromkeys((torch.sub, "sub"), (lambda *args, **named: "alpha" in named, _sub)),
