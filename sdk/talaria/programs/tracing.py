@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import cached_property, partial
+from threading import RLock, get_ident
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class Tracer(fx.Tracer):
             rnn.pad_packed_sequence: self._padded,
             Variable: lambda x, *_, **named: x,  # which is a tensor's old name
         }
-        with _followed_sizes(self), replaced(root, others):
+        with _ALONE, _followed_sizes(self), replaced(root, others):
             graph = super().trace(root, concrete_args)
         require_seen(graph, self.changed)
         for node in reversed(graph.nodes):
@@ -253,31 +254,46 @@ _LOOKS = ("size", operator.getitem, getattr, "detach", torch.empty, "new", "new_
 @contextmanager
 def _followed_sizes(tracer: Tracer) -> Iterator[None]:
     """In this context what makes tensors takes a batch's size, which has no value, where torch wants one that has."""
-    makers = {name: getattr(torch, name) for name in ("zeros", "ones", "full", "empty")}
+    makers, here = {name: getattr(torch, name) for name in ("zeros", "ones", "full", "empty")}, get_ident()
 
     def followed(plain: Callable[..., Any], kind: str, target: Any, skips: int = 0) -> Callable[..., Any]:
         def made(*args: Any, **named: Any) -> Any:
             given = [*args, *named.values()]
             each = [leaf for one in given for leaf in (one if isinstance(one, tuple | list) else (one,))]
-            sizes = kind == "call_function" and not tracer.answering
+            sizes = kind == "call_function" and not tracer.answering and get_ident() == here
             if any(isinstance(one, fx.Proxy) or (sizes and type(one) is int and one == MANY) for one in each):
                 return tracer.create_proxy(kind, target, args[skips:], named)
             return plain(*args, **named)
 
         return made
 
-    for name, plain in makers.items():
-        setattr(torch, name, followed(plain, "call_function", plain))
-    for name in ("expand", "repeat"):
-        setattr(Tensor, name, followed(getattr(Tensor, name), "call_method", name))
-    Tensor.new = followed(Tensor.new, "call_function", makers["empty"], 1)  # type: ignore[method-assign]
+    put: list[tuple[Any, str, Any]] = [
+        (torch, name, followed(one, "call_function", one)) for name, one in makers.items()
+    ]
+    put += [(Tensor, name, followed(getattr(Tensor, name), "call_method", name)) for name in ("expand", "repeat")]
+    put.append((Tensor, "new", followed(Tensor.new, "call_function", makers["empty"], 1)))
+    with ExitStack() as others:
+        for owner, name, one in put:
+            others.enter_context(_in_place_of(owner, name, one))
+        yield
+
+
+_ALONE = RLock()
+"""Held while what torch makes is followed, which is one for all threads."""
+
+
+@contextmanager
+def _in_place_of(owner: Any, name: str, one: Any) -> Iterator[None]:
+    """In this context ``owner`` has ``one`` under a name, which it may have from another class."""
+    own = vars(owner).get(name)
+    setattr(owner, name, one)
     try:
         yield
     finally:
-        for name, plain in makers.items():
-            setattr(torch, name, plain)
-        for name in ("expand", "repeat", "new"):
-            delattr(Tensor, name)
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
 
 
 class _Value(fx.Proxy):
