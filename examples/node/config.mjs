@@ -25,6 +25,13 @@ function linkOf(broker) {
   }
 }
 
+/** Throws where a file that is named is not there. */
+export function requireThere(config, names) {
+  for (const name of names)
+    if (config[name] !== undefined && !fs.existsSync(config[name]))
+      throw new Error(`${name}: ${config[name]} is not there; put it there, or correct the settings`);
+}
+
 /** The settings in a JSON file; paths are relative to it. `insecure` accepts a broker beyond this machine without TLS or keys. */
 export function configOf(file, { insecure = false } = {}) {
   let config;
@@ -56,8 +63,7 @@ export function configOf(file, { insecure = false } = {}) {
   }
   config.state ??= path.join("state", config.device);
   for (const name of FILES) if (config[name] !== undefined) config[name] = path.resolve(path.dirname(file), config[name]);
-  for (const name of FILES.filter((one) => one !== "state"))
-    if (config[name] !== undefined && !fs.existsSync(config[name])) throw wrong(`${name}: ${config[name]} is not there`);
+  requireThere(config, ["identity", "password_file"]);
   const secret = config.password_file;
   if (secret !== undefined && config.username === undefined) throw wrong("username is missing, whose password is in password_file");
   if (secret !== undefined && fs.statSync(secret).mode & 0o077) throw wrong(`password_file: others may read ${secret}; chmod 600`);

@@ -7,7 +7,7 @@ import path from "node:path";
 import { performance } from "node:perf_hooks";
 import { fileURLToPath } from "node:url";
 import mqtt from "mqtt";
-import { configOf, withoutSecrets } from "./config.mjs";
+import { configOf, requireThere, withoutSecrets } from "./config.mjs";
 import { opened } from "./kit.mjs";
 import { Learner, runOf } from "./learner.mjs";
 import { Machine, newState } from "./machine.mjs";
@@ -60,6 +60,7 @@ class Device {
     this.store = new Store(config.state);
     if (this.store.read("left.json").length)
       throw new Error(`this device has left its fleet for good; to take part again, delete ${this.store.at("left.json")}`);
+    if (!leaving) requireThere(config, ["data", "kit"]);
     const { tls, ...keys } = identityOf(config.identity, config.fleet, config.device);
     this.tls = tls;
     const own = {
