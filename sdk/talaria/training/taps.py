@@ -39,6 +39,15 @@ def channels_last(module: Module) -> bool:
     return isinstance(next((one for one in told if isinstance(one, (*LAST, *FIRST))), None), LAST)
 
 
+def _says_second(layer: Module) -> bool | None:
+    """Whether a layer reads and gives sequences before the batch, (steps, N, channels); None where it does not say."""
+    own = base_of(layer)
+    if isinstance(own, nn.TransformerEncoder):
+        own = own.layers[0]
+    first = getattr(own.self_attn if isinstance(own, nn.TransformerEncoderLayer) else own, "batch_first", None)
+    return None if first is None else not first
+
+
 class Taps:
     """While open, :meth:`seen` has what the module last had at each tap, in the order of ``names``
     (:data:`talaria.training.engine.LOGITS` and what follows there)."""
@@ -46,6 +55,7 @@ class Taps:
     def __init__(self, module: Module, names: Sequence[str]) -> None:
         self.module, self.names = module, tuple(names)
         self._found: dict[str, Tensor] = {}
+        self._second: dict[str, bool] = {}
 
     def __enter__(self) -> Taps:
         self._hooks = [self.module.register_forward_pre_hook(self._beginning)]
@@ -55,6 +65,8 @@ class Taps:
             if tap.startswith(INTO):
                 self._hooks.append(layer.register_forward_pre_hook(self._entering(tap)))
             else:
+                if (second := _says_second(layer)) is not None:
+                    self._second[tap] = second
                 last = tap.startswith(MEAN) and channels_last(layer)
                 self._hooks.append(layer.register_forward_hook(self._leaving(tap, last)))
         return self
@@ -92,9 +104,25 @@ class Taps:
                     "a layer behind it, or give it whole sequences"
                 )
             if tap.startswith(MEAN) and out.dim() > 2:
-                out = out.mean(1) if last and out.dim() == 3 else out.flatten(2).mean(2)
+                if last and out.dim() == 3:
+                    out = out.mean(0 if self._is_second(tap, out) else 1)
+                else:
+                    out = out.flatten(2).mean(2)
             if tap.startswith(MEAN) and len(out) > self._samples:  # of each part of a sample one
                 out = out.reshape(self._samples, -1, *out.shape[1:]).mean(1)
             self._found[tap] = out
 
         return keep
+
+    def _is_second(self, tap: str, out: Tensor) -> bool:
+        """Whether the batch stands second in a sequence that leaves a layer: so says the layer, or else the sizes, of
+        this pass or of one before."""
+        first, second = len(out) % self._samples == 0, out.shape[1] == self._samples
+        if tap not in self._second and first != second:
+            self._second[tap] = second
+        if tap not in self._second and second and any(map(_says_second, self.module.modules())):
+            raise ModelError(
+                f"model: layer {tap.partition(' ')[2]!r} gives {tuple(out.shape)} for {self._samples} samples: either "
+                "may be the batch; take another batch size"
+            )
+        return self._second.get(tap, False)

@@ -9,12 +9,15 @@ import torch
 from tolerance import roundings
 from torch import Tensor, nn
 
+import talaria
 from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.heart_pfl import HeartPFL, trainable
 from talaria.algorithms.heart_pfl.heart_pfl import OWN
 from talaria.algorithms.heart_pfl.prototypes import Aligned, aligned, alignment, features, prototypes, stages
 from talaria.algorithms.heart_pfl.trained import sent as sent_keys
+from talaria.data import Federated
 from talaria.errors import ConfigError, ModelError
+from talaria.federated.run import Engine
 from talaria.model import zoo
 from talaria.model.adapters import HEART_RESNET
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -407,3 +410,40 @@ def test_samples_and_state_stay_untouched(tiny: Tiny) -> None:
     assert equal(before, {**shared, **private})
     assert np.array_equal(x, task.train.x)
     assert isinstance(task.train, Samples)
+
+
+class Walked(nn.Module):
+    """A sequence that is walked with the batch first, or as torch's layers have it by default."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        self.first, self.embed, self.norm = first, nn.Linear(3, 8), nn.LayerNorm(8)
+        self.rnn, self.head = nn.LSTM(8, 8, batch_first=first), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.rnn(torch.relu(self.embed(x.permute((0, 2, 1) if self.first else (2, 0, 1)))))
+        logits: Tensor = self.head(self.norm(out).mean(1 if self.first else 0))
+        return logits
+
+
+def sequences() -> Federated:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(96, 3, 12)).astype(np.float32), draw.integers(0, 4, 96)
+    return Federated.from_arrays(x, y, np.repeat(["anna", "bela"], 48))
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_sequences_before_the_batch_are_learned_as_those_behind_it(engine: Engine) -> None:
+    found = []
+    for first in (True, False):
+        torch.manual_seed(0)
+        net, recipe = Walked(first), {"batch": 8, "epochs": 1, "lr": 0.05}
+        done = talaria.simulate("heart_pfl", sequences(), net, rounds=2, recipe=recipe, engine=engine)
+        found.append(state_of(done.model("anna")))
+    assert found[0].keys() == found[1].keys()
+    assert all(np.allclose(found[0][key], found[1][key], rtol=1e-3, atol=1e-5) for key in found[0])
+
+
+def test_a_batch_as_large_as_a_sequence_is_long_is_refused_where_either_may_be_it() -> None:
+    with pytest.raises(ModelError, match=r"'embed' gives \(12, 12, 8\) for 12 samples.*take another batch size"):
+        talaria.simulate("heart_pfl", sequences(), Walked(False), rounds=1, recipe={"batch": 12}, engine="torch")
