@@ -22,6 +22,7 @@ from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.aggregation import Learning as CoordinatorLearning
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.fleet.tidying import OLD_ALONE_S
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
 from talaria_edge.agent.agent import Agent
@@ -350,6 +351,7 @@ def test_old_blobs_are_freed_beside_the_rounds_and_a_bucket_that_does_not_answer
 
     def mute(keep, older_s):
         assert threading.get_ident() != rounds
+        assert older_s == OLD_ALONE_S
         asked.set()
         raise StateError("blobs: the bucket does not answer")
 

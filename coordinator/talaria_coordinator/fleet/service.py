@@ -126,7 +126,7 @@ class Service:
         self._leaving = Leaving(config.retry_s)
         self._stopped = False
         self._orders: list[Order] = []
-        self._tidying = Tidying(store, blobs, self._tell)
+        self._tidying = Tidying(store, blobs, self._tell, alone=recruit is None and config.store.blobs is None)
         self._unsaved: float | None = None
 
     async def run(self, url: str) -> None:
