@@ -81,21 +81,13 @@ def _place(index: Any) -> tuple[int, int] | None:
 
 
 _VIEWS = (
-    *(
-        operator.getitem,
-        getattr,
-        "view",
-        "reshape",
-        "flatten",
-        "transpose",
-        "permute",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-    ),
-    *("chunk", "split", "unbind", torch.flatten, torch.reshape, torch.transpose, torch.permute, torch.unsqueeze),
-    *(torch.squeeze, torch.chunk, torch.split, torch.unbind, "detach", "contiguous"),
-)
+    operator.getitem, getattr,
+    "view", "reshape", "flatten", "transpose", "permute", "unsqueeze", "squeeze", "expand", "chunk", "split",
+    "unbind", "detach", "contiguous",
+    torch.flatten, torch.reshape, torch.transpose, torch.permute, torch.unsqueeze, torch.squeeze, torch.chunk,
+    torch.split, torch.unbind,
+)  # fmt: skip
+"""What gives the same values, or some of them, in another form."""
 
 
 def require_seen(graph: fx.Graph, changed: Mapping[fx.Node, fx.Node]) -> None:

@@ -3,7 +3,7 @@ value of its pieces side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -88,26 +88,10 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     "copy": lambda x, value, *_: as_large(value, x),
 }
 """As in :mod:`talaria.programs.layers.spelled`; what torch has in place alone is named without its last letter."""
-METHODS: Sequence[str] = (
-    *(
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "pow",
-        "neg",
-        "abs",
-        "exp",
-        "log",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "square",
-        "sin",
-        "cos",
-    ),
-    *("relu", "sigmoid", "tanh", "clamp", "clamp_min", "clamp_max", "clip", "floor", "ceil", "round", "erf", "expm1"),
-    *("lerp", "addcmul", "addcdiv", "masked_fill", "scatter", "index_fill", "zero", "fill", "copy", "detach"),
-    *("squeeze", "unsqueeze", "transpose", "logical_not"),
-)
+METHODS = {
+    "add", "sub", "mul", "div", "pow", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "square", "sin",
+    "cos", "relu", "sigmoid", "tanh", "clamp", "clamp_min", "clamp_max", "clip", "floor", "ceil", "round", "erf",
+    "expm1", "lerp", "addcmul", "addcdiv", "masked_fill", "scatter", "index_fill", "zero", "fill", "copy",
+    "detach", "squeeze", "unsqueeze", "transpose", "logical_not",
+}  # fmt: skip
 """Methods that torch has in place, too, ``add_`` and so on."""
