@@ -164,22 +164,25 @@ def test_a_client_with_so_few_numbers_that_none_is_left_to_validate_takes_part(w
     assert set(found.clients) == {"anna", "bela"}
 
 
+def with_few(task: str, x: Any, y: Any, few: Any, engine: Any) -> float:
+    """R² of a newcomer who has a few labels, over all samples; the members share these."""
+    members = Federated.from_arrays(x, y, np.repeat(PEOPLE, 120), task=task)
+    late = Client(Samples(x[few], y[few]), Samples(x[few], y[few]), Samples(x, y))
+    data = replace(members, newcomers={"dora": late})
+    done = talaria.simulate("fedavg", data, "mlp", rounds=4, recipe={"epochs": 4, "lr": 0.05}, engine=engine)
+    assert done.newcomers is not None
+    assert done.accuracy.mean > 0.4, "members have enough labels for either task"
+    return done.newcomers.clients["dora"].accuracy
+
+
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
 def test_where_zero_means_something_the_mean_of_a_few_labels_is_not_taken_for_a_fact(engine: Any) -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=(360, 6)).astype(np.float32)
     y = (x[:, :1] - x[:, 1:2] + draw.normal(size=(360, 1))).astype(np.float32)  # a change: 0 on average
     few = np.argsort(-y[:, 0])[:12]  # whose labels are all of one side
-    found = {}
-    for task in ("regression", "regression:center=zero"):
-        members = Federated.from_arrays(x, y, np.repeat(PEOPLE, 120), task=task)
-        late = Client(Samples(x[few], y[few]), Samples(x[few], y[few]), Samples(x, y))
-        data = replace(members, newcomers={"dora": late})
-        done = talaria.simulate("fedavg", data, "mlp", rounds=4, recipe={"epochs": 4, "lr": 0.05}, engine=engine)
-        assert done.newcomers is not None
-        found[task] = done.newcomers.clients["dora"].accuracy
-        assert done.accuracy.mean > 0.4, "members have enough labels for either"
-    assert found["regression"] < 0 < found["regression:center=zero"]
+    own, zero = (with_few(task, x, y, few, engine) for task in ("regression", "regression:center=zero"))
+    assert own < 0 < zero
 
 
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
@@ -189,17 +192,10 @@ def test_where_a_number_means_the_same_to_everybody_so_does_its_spread(engine: A
     x = draw.normal(size=(360, 6)).astype(np.float32)
     y = 20 * (x[:, :1] - x[:, 1:2]) + draw.normal(size=(360, 1)).astype(np.float32)
     quiet = np.argsort(np.abs(y[:, 0]))[:12]
-    found = {}
-    for task in ("regression:center=zero", "regression:center=zero,spread=25"):
-        members = Federated.from_arrays(x, y, np.repeat(PEOPLE, 120), task=task)
-        late = Client(Samples(x[quiet], y[quiet]), Samples(x[quiet], y[quiet]), Samples(x, y))
-        data = replace(members, newcomers={"dora": late})
-        done = talaria.simulate("fedavg", data, "mlp", rounds=4, recipe={"epochs": 4, "lr": 0.05}, engine=engine)
-        assert done.newcomers is not None
-        found[task] = done.newcomers.clients["dora"].accuracy
-        assert done.accuracy.mean > 0.8, "members know their spread either way"
-    assert found["regression:center=zero"] < 0.3
-    assert found["regression:center=zero,spread=25"] > 0.8
+    words = ("regression:center=zero", "regression:center=zero,spread=25")
+    own, shared = (with_few(task, x, y, quiet, engine) for task in words)
+    assert own < 0.3
+    assert shared > 0.8
 
 
 def test_a_spread_for_all_is_a_devices_scale_of_every_target() -> None:
