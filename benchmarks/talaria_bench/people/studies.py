@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from talaria.data import glucose, presets, registry, vowels
@@ -99,7 +99,9 @@ def _by_itself(*epochs: int) -> tuple[Way, ...]:
     return *alone, Way(method="fleet", name="as it is", learns="fedavg", serves="fedavg")
 
 
-def _tuned(method: str, epochs: Sequence[int], tune: Mapping[str, Any], name: str = "{} epochs") -> tuple[Way, ...]:
+def _tuned(
+    method: str, epochs: Sequence[int], tune: Mapping[str, Any], name: str = "{} epochs", amounts: tuple[str, ...] = ()
+) -> tuple[Way, ...]:
     """FedAvg's model, fine-tuned for so many epochs; the personal one is small."""
     return tuple(
         Way(
@@ -109,6 +111,7 @@ def _tuned(method: str, epochs: Sequence[int], tune: Mapping[str, Any], name: st
             serves="fedavg_ft",
             options={**tune, "tune_epochs": n},
             small=method == "personal",
+            amounts=amounts,
         )
         for n in epochs
     )
@@ -158,12 +161,8 @@ def _vowels() -> Study:
 def _glucose() -> Study:
     tune = {"tune_lr": 0.005, "tune_on": "all"}
     # How far, by the fleets' seeds 0 to 2, at readings that neither train nor test: further with more labels.
-    far = {0.25: ("12 hours", "24 hours"), 0.5: ("48 hours", "all")}
-    small = (
-        replace(way, amounts=amounts)
-        for mix, amounts in far.items()
-        for way in _tuned("personal", (20,), tune | {"mix": mix}, f"{{}} epochs, {mix} of the way")
-    )
+    few = _tuned("personal", (20,), tune | {"mix": 0.25}, "{} epochs, 0.25 of the way", ("12 hours", "24 hours"))
+    many = _tuned("personal", (20,), tune | {"mix": 0.5}, "{} epochs, 0.5 of the way", ("48 hours", "all"))
     return Study(
         data="glucose",
         subjects=tuple(glucose.people()),
@@ -171,7 +170,7 @@ def _glucose() -> Study:
         rounds=20,
         widths={"fc1": 64, "fc2": 32},
         figure="R²",
-        ways=(*_by_itself(10, 40), *_tuned("dense", (5, 20), tune), *small),
+        ways=(*_by_itself(10, 40), *_tuned("dense", (5, 20), tune), *few, *many),
     )
 
 

@@ -52,6 +52,8 @@ PAIRED = 64
 REMEMBERED = 2048
 DRIFT_ATTEMPTS = 20
 """What devices told of their samples longer ago than this is not looked for."""
+TROUBLE = {"error": ("round-closed", "started"), "disconnected": ("connected",), "failed": ("started",)}
+"""Events of the journal that tell what keeps a coordinator from its work, and which say that it is over."""
 
 
 class Views:
@@ -78,15 +80,11 @@ class Views:
     def tell(self, fleet: str, event: Mapping[str, Any]) -> None:
         """An event of the journal: what a disk or a broker refuses may not be in the store, and is shown until it is
         over."""
-        trouble = self._trouble.get(fleet, {})
-        match event["event"]:
-            case "error" | "disconnected" | "failed" as kind:
-                self._trouble[fleet] = {**trouble, kind: str(event.get("error", ""))}
-            case "round-closed" | "connected" | "started" as over:
-                ended = {"round-closed": ("error",), "connected": ("disconnected",), "started": ("error", "failed")}[
-                    over
-                ]
-                self._trouble[fleet] = {kind: said for kind, said in trouble.items() if kind not in ended}
+        kind, before = event["event"], self._trouble.get(fleet, {})
+        trouble = {other: said for other, said in before.items() if kind not in TROUBLE[other]}
+        if kind in TROUBLE:
+            trouble[kind] = str(event.get("error", ""))
+        self._trouble[fleet] = trouble
 
     def fleets(self, limit: int = 100) -> list[FleetView]:
         """The first ``limit`` fleets by name."""

@@ -81,12 +81,11 @@ class Agent:
         self._leave = TrainingWindow(config.guard, config.guard_every_s, read)
         self._worker = worker or learning_thread()
         own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
-        self._shown: dict[str, Any] = dict(config.profile)
         self._half = DeviceMachine(
             config.fleet,
             config.device,
             limits=DeviceLimits(max_model=config.max_model, retry=config.retry_s),
-            profile=json.dumps(self._shown).encode(),
+            profile=json.dumps(dict(config.profile)).encode(),
             signer=None if own is None else own.signer,
             coordinator_key=None if own is None else own.coordinator_key,
             process=process,
@@ -439,11 +438,10 @@ class Agent:
 
     def _show(self, **facts: Any) -> None:
         """Say these in this device's birth, at once where they are new."""
-        shown = {**self._shown, **facts}
-        if shown == self._shown:
+        profile = json.dumps({**json.loads(self._half.profile), **facts}).encode()
+        if profile == self._half.profile:
             return
-        self._shown = shown
-        self._half = replace(self._half, profile=json.dumps(shown).encode())
+        self._half = replace(self._half, profile=profile)
         if self._state.linked:
             self._feed(e.Connected(time.monotonic()))
 

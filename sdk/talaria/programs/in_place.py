@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
 
 from talaria.programs.layers.base import refused
 from talaria.programs.layers.laid_out import EMPTY, ZEROS
-from talaria.programs.layers.placing import METHODS, all_of
+from talaria.programs.layers.placing import METHODS, all_of, are_alike
 
 _FRESH = (ZEROS, "new_zeros", torch.zeros_like, EMPTY, "new", "new_empty", torch.empty_like)
 """What makes a tensor of which each place is then given a value."""
@@ -51,12 +51,7 @@ class Filling:
         if found is None or found[0] != self.axis or not -self.many <= found[1] < self.many:
             return False
         rest = wide[: self.axis] + wide[self.axis + 1 :]
-        own = value.shape if isinstance(value, fx.Proxy) else None
-        if (
-            own is None
-            or len(own) != len(rest)
-            or any(a != b for a, b in zip(own, rest, strict=True) if isinstance(a, int))
-        ):
+        if not isinstance(value, fx.Proxy) or not are_alike(cast(Any, value.shape), rest):
             return False
         self.values[found[1] % self.many] = value
         return True

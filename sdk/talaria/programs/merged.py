@@ -136,9 +136,7 @@ def _reformed(node: Any, shapes: _Shapes, before: int, own: int) -> dict[fx.Node
 
     def inserted(call: Any, *args: Any) -> fx.Node:
         with node.graph.inserting_before(node):
-            made: fx.Node = node.graph.create_node(
-                "call_method" if isinstance(call, str) else "call_function", call, args
-            )
+            made: fx.Node = node.graph.create_node(_kind(call), call, args)
         return made
 
     def formed(x: fx.Node, was: tuple[int, ...], behind: tuple[int, ...], own: int) -> fx.Node:
@@ -166,9 +164,14 @@ def _form(node: Any, x: fx.Node, behind: tuple[int, ...]) -> None:
     _call(node, *(("flatten", x, 1) if len(behind) == 1 else ("reshape", x, -1, *behind)))
 
 
+def _kind(call: Any) -> str:
+    """What a node that calls this is called: methods go by their names."""
+    return "call_method" if isinstance(call, str) else "call_function"
+
+
 def _call(node: Any, call: Any, *args: Any) -> None:
     told = [one for one in node.all_input_nodes if one not in args]
-    node.op, node.target = "call_method" if isinstance(call, str) else "call_function", call
+    node.op, node.target = _kind(call), call
     node.args, node.kwargs = args, {}
     while told:  # sizes that nobody reads any more
         one = told.pop()

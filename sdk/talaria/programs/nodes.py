@@ -16,7 +16,7 @@ from torch.nn import Embedding, Identity, Module, MultiheadAttention
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
 from talaria.programs.layers.alone import looked_up, passed, turned
-from talaria.programs.layers.base import Map, Pullback, Rule, Step, refused
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, listed, refused
 from talaria.programs.layers.broadcast import beside, cut, stacked
 from talaria.programs.layers.calls import BATCH as ANY_BATCH
 from talaria.programs.layers.calls import CALLS, EACH_SAMPLE, WITH_PARAMETERS, Batch, part, picked_and_turned
@@ -378,7 +378,7 @@ def _in_pieces(step: Step, node: fx.Node, name: str, x: Map, *args: Any, **named
     elif name != "permute":
         how, dim = [*args, *(one for key, one in named.items() if key != "dim"), named.get("dim", 0)][:2]
         return _cut_in(wide, name, how, dim)
-    order = list(args[0]) if len(args) == 1 and isinstance(args[0], tuple | list) else list(args)
+    order = listed(args)
     if len(order) < 3 or order[1] != 0 or sorted(order) != list(range(1 + len(wide))):
         return []
     left = [axis - (axis > order[0]) for axis in order[1:]]

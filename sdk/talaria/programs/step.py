@@ -256,7 +256,7 @@ def _takes_in(user: fx.Node, node: fx.Node, module: Module, lead: Sequence[int])
 
 def _in_place(node: fx.Node, own: Module) -> bool:
     name = getattr(node.target, "__name__", str(node.target))
-    return bool(getattr(own, "inplace", False)) or name in ("iadd", "add_", "imul", "mul_", "relu_")
+    return bool(getattr(own, "inplace", False)) or name in ("iadd", "imul", "relu_")
 
 
 def _cross_entropy(step: Step, logits: str, classes: int, smoothing: float) -> tuple[str, str]:

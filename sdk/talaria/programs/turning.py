@@ -20,7 +20,7 @@ from torch.nn import Dropout, Embedding, Identity, LayerNorm, Linear, Module, Mu
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
 from talaria.programs.layers import activation, elementwise
-from talaria.programs.layers.base import refused
+from talaria.programs.layers.base import listed, refused
 from talaria.programs.reading import simply
 from talaria.programs.tracing import MANY, takes
 
@@ -103,10 +103,6 @@ def name_of(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target)) if node.op.startswith("call_") else ""
 
 
-def _flat(given: Sequence[Any]) -> list[Any]:
-    return list(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else list(given)
-
-
 @dataclass
 class _Turning:
     graph: fx.Graph
@@ -172,7 +168,7 @@ class _Turning:
                 node.args, node.kwargs = (maps, 1), {}
                 self.second.add(node)
         elif name in ("expand", "repeat") and isinstance(x, fx.Node) and self._at(x) == -1:
-            shape, wanted = self.shapes.get(x), _flat(node.args[1:])
+            shape, wanted = self.shapes.get(x), listed(node.args[1:])
             if shape is None or (len(shape) == len(wanted) - 1 and shape[0] != 1):
                 return
             own = self._before(node, "transpose", x, 0, 1) if len(shape) == len(wanted) else x
@@ -189,7 +185,7 @@ class _Turning:
 
     def _order(self, node: Any, rank: int) -> list[int]:
         name = name_of(node)
-        given = _flat(node.args[1:]) or [*node.kwargs.values()]
+        given = listed(node.args[1:]) or [*node.kwargs.values()]
         if name == "permute":
             return [one % rank for one in given]
         order = list(range(rank))
@@ -267,10 +263,10 @@ class _Turning:
             and self._at(node) == 2
             and prod(self.shapes[node][:2]) == self._first(taken := node.args[0])
         ):
-            node.args = (taken, _flat(node.args[1:])[2], *self.shapes[node][:2], *self.shapes[node][3:])
+            node.args = (taken, listed(node.args[1:])[2], *self.shapes[node][:2], *self.shapes[node][3:])
             self.behind[node] = 2
         elif name in ("view", "reshape", "expand", "repeat") and self._at(node) == 1:
-            wanted = _flat(node.args[1:])
+            wanted = listed(node.args[1:])
             if len(wanted) < 2 or (name in ("view", "reshape") and self._first(node) != self._first(node.args[0])):
                 raise self._unknown(node, "shapes")
             node.args = (node.args[0], wanted[1], wanted[0], *wanted[2:])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from talaria.programs.layers import combined
 from talaria.programs.layers.activation import FUNCTIONS, OF, Of
-from talaria.programs.layers.base import Map
+from talaria.programs.layers.base import Map, listed
 from talaria.programs.layers.elementwise import EACH, between, negated, over, plus, times, to_the
 from talaria.programs.layers.lengths import rooted, unit
 from talaria.programs.layers.parameters import Weight, stored
@@ -96,15 +96,11 @@ def _moved(name: str, weight: Weight, args: Sequence[Any], named: Mapping[str, A
     if name in ("permute", "transpose", "swapaxes", "t"):
         sizes = torch.empty(list(range(2, 2 + like.dim())), device="meta")  # each tells its place
         return weight.turned("permute", tuple(n - 2 for n in getattr(sizes, name)(*args, **named).shape))
-    if name in ("expand", "repeat") and all(type(one) is int for one in _flat(args)) and not named:
-        if name == "repeat" and any(n != 1 != own for own, n in _ends(weight.shape, _flat(args))):
+    if name in ("expand", "repeat") and all(type(one) is int for one in listed(args)) and not named:
+        if name == "repeat" and any(n != 1 != own for own, n in _ends(weight.shape, listed(args))):
             raise ValueError("repeat dimensions of size 1")
         return weight.turned("expand", tuple(getattr(like, name)(*args).shape))
     return None
-
-
-def _flat(args: Sequence[Any]) -> Sequence[Any]:
-    return args[0] if len(args) == 1 and isinstance(args[0], tuple | list) else args
 
 
 def _ends(shape: Sequence[int], times: Sequence[int]) -> Sequence[tuple[int, int]]:

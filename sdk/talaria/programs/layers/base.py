@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.nn import Module
@@ -177,8 +177,12 @@ class Step:
     @property
     def batch(self) -> str:
         """The batch's size, int64 (1,)."""
-        samples = self.draft.op("Shape", "x", start=0, end=1)
+        samples = self._asked()
         return samples if self.merged == 1 else self.draft.op("Mul", samples, self.draft.ints(self.merged))
+
+    def _asked(self) -> str:
+        """How many samples there are, int64 (1,)."""
+        return self.draft.op("Shape", "x", start=0, end=1)
 
     @property
     def samples(self) -> str:
@@ -188,8 +192,7 @@ class Step:
     @property
     def several(self) -> str:
         """Whether there is more than one sample: BatchNorm stands still otherwise."""
-        samples = self.draft.op("Cast", self.draft.op("Shape", "x", start=0, end=1), to=1)
-        number = self.draft.op("Reshape", samples, self.draft.ints())
+        number = self.draft.op("Reshape", self.draft.op("Cast", self._asked(), to=1), self.draft.ints())
         return self.draft.op("Greater", number, self.draft.constant(1.0))
 
     def ones(self, *lead: int) -> str:
@@ -221,6 +224,11 @@ def key(layer: str, name: str) -> str:
 def refused(layer: str, what: str, mend: str) -> ModelError:
     """The error for a layer that no program can hold."""
     return ModelError(f"program: layer {layer!r} {what}; {mend}, or train this model with torch")
+
+
+def listed(given: Sequence[Any]) -> list[Any]:
+    """Sizes, or dimensions, that a call is given one by one or together."""
+    return list(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else list(given)
 
 
 def no_way_back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:

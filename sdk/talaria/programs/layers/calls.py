@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from talaria.model.functional_dropout import KINDS
 from talaria.programs.graph import Size
 from talaria.programs.layers import activation, arithmetic, batches, lengths, plumbing, pooling, projection, sample_norm
-from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, refused
+from talaria.programs.layers.base import Map, Pullback, Rule, Step, chained, listed, refused
 from talaria.programs.layers.broadcast import cut, flipped, indexed, rolled, stretched, unsqueezed
 from talaria.programs.layers.deviations import deviation, variance
 from talaria.programs.layers.einsum import einsum
@@ -79,8 +79,7 @@ def _transpose(step: Step, layer: str, x: Map, a: int, b: int) -> tuple[Map, Pul
 
 
 def _permute(step: Step, layer: str, x: Map, *order: Any) -> tuple[Map, Pullback]:
-    flat = order[0] if len(order) == 1 and isinstance(order[0], tuple | list) else order
-    return turned(step, layer, x, [_axis(x, one) for one in flat])
+    return turned(step, layer, x, [_axis(x, one) for one in listed(order)])
 
 
 def _mean(step: Step, layer: str, x: Map, dim: Any, keepdim: bool = False) -> tuple[Map, Pullback]:
@@ -107,7 +106,7 @@ def _squeeze(step: Step, layer: str, x: Map, dim: int | None = None) -> tuple[Ma
 
 
 def _reshape(step: Step, layer: str, x: Map, *shape: Any) -> tuple[Map, Pullback]:
-    wanted = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else list(shape)
+    wanted = listed(shape)
     held = [step.known(one) for one in sizes(x)]
     if len(wanted) == 2 and wanted[1] == -1 and (wanted[0] is BATCH):
         return plumbing.flatten(step, layer, Module(), [x])
@@ -125,7 +124,7 @@ def _reshape(step: Step, layer: str, x: Map, *shape: Any) -> tuple[Map, Pullback
 
 
 def _expand(step: Step, layer: str, x: Map | Weight, *shape: Any) -> tuple[Map, Pullback]:
-    wanted = list(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else list(shape)
+    wanted = listed(shape)
     held: list[Any] = list(x.shape) if isinstance(x, Weight) else [BATCH, *(step.known(one) for one in sizes(x))]
     held = [1] * (len(wanted) - len(held)) + held
     asked = [own if one == -1 else one for one, own in zip(wanted, held, strict=False)]
@@ -144,7 +143,7 @@ def _expand_as(step: Step, layer: str, x: Map | Weight, other: Map) -> tuple[Map
 
 def _repeat(step: Step, layer: str, x: Map | Weight, *times: Any) -> tuple[Map, Pullback]:
     """As often as said, in dimensions of which there is one."""
-    many = list(times[0]) if len(times) == 1 and isinstance(times[0], tuple | list) else list(times)
+    many = listed(times)
     held = list(x.shape) if isinstance(x, Weight) else [1, *(step.known(one) for one in sizes(x))]
     held = [1] * (len(many) - len(held)) + held
     if len(many) != len(held) or any(own != 1 and n != 1 for own, n in zip(held, many, strict=True)):

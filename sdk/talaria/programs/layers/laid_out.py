@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import fx
 
+from talaria.programs.layers.base import listed
+
 ZEROS, EMPTY = torch.zeros, torch.empty  # by which others stand while a pass is followed
 
 
 def _size(args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
     """The size that a call is given, one by one or together."""
-    first = args[0] if args else named["size"]
-    return list(first) if isinstance(first, tuple | list) else list(args)
+    return listed(args or [named["size"]])
 
 
 def _laid_out(value: float, size: Sequence[Any]) -> Any:

@@ -29,7 +29,7 @@ def compared(step: Step, layer: str, kind: str, a: Either, b: Either, other_way:
     wide = together(step, layer, "compares", [sizes(one) for one in maps])
     for one in (a, b):
         wide = _beside(step, wide, one.shape) if isinstance(one, Weight) else wide
-    if any([*map(step.known, sizes(one))] != [*map(step.known, wide)] for one in maps) and len(maps) == 1:
+    if len(maps) == 1 and [*map(step.known, sizes(maps[0]))] != [*map(step.known, wide)]:
         a, b = (_laid_out(step, layer, one, wide)[0] for one in (a, b))
     out = shaped(step, layer, wide)
     whole = all(draft.whole(one.value) if isinstance(one, Map) else type(one) is int for one in (a, b))

@@ -3,7 +3,7 @@ value of its pieces side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,9 +39,12 @@ def as_large(value: Any, like: Any) -> Any:
     """``value``, a tensor or a number, of the shape of ``like``."""
     if isinstance(value, int | float):
         return torch.full_like(like, float(value))
-    pairs = zip(value.shape, like.shape, strict=False)
-    same = len(value.shape) == len(like.shape) and all(a == b for a, b in pairs if isinstance(a, int))
-    return value if same else torch.zeros_like(like) + value
+    return value if are_alike(value.shape, like.shape) else torch.zeros_like(like) + value
+
+
+def are_alike(own: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two shapes are the same, but for sizes that are no numbers."""
+    return len(own) == len(other) and all(a == b for a, b in zip(own, other, strict=True) if isinstance(a, int))
 
 
 def index_fill(x: Any, dim: int, index: Any, value: float) -> Any:

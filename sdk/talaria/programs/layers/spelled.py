@@ -12,6 +12,7 @@ from torch import fx
 from torch.nn import functional as F
 
 from talaria.programs.layers import laid_out, logic, placing
+from talaria.programs.layers.base import listed
 from talaria.programs.layers.ranking import RANKING
 
 
@@ -167,9 +168,7 @@ def _same_for_each(x: Any) -> bool:
 
 def _kernel_turned(x: Any, *dims: Any, **named: Any) -> bool:
     """Whether the last dimension of a matrix that is the same for each sample is turned, as that of a kernel."""
-    flat = [*dims, *named.values()]
-    flat = list(flat[0]) if len(flat) == 1 and isinstance(flat[0], tuple | list) else flat
-    return flat in ([-1], [1]) and _same_for_each(x) and len(x.shape) == 2
+    return listed([*dims, *named.values()]) in ([-1], [1]) and _same_for_each(x) and len(x.shape) == 2
 
 
 def _turned(x: Any, *_: Any, **__: Any) -> Any:
