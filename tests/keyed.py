@@ -100,8 +100,8 @@ class Keyed:
     def counted(self):
         """By learning round, in how many updates each device counted."""
         with self.store as store:
-            store.verify_log()
-            rows = [row for row in store.attempts(FLEET) if row.counted is not None]
+            store.audit.verify()
+            rows = [row for row in store.attempts.of(FLEET) if row.counted is not None]
             assert [row.round for row in rows] == list(range(1, len(rows) + 1))
             return {row.round: [device for _, device in row.counted] for row in rows}
 
@@ -110,7 +110,7 @@ class Keyed:
         data = {name: data_of(i) for i, name in enumerate(self.members)}
         simulated = simulate(self.run, {name: Member(name, own.train, own.val) for name, own in data.items()})
         with self.store as store:
-            data = FolderBlobs(self.state / "blobs").get(store.fleet(FLEET).model_digest)
+            data = FolderBlobs(self.state / "blobs").get(store.fleets.get(FLEET).model_digest)
         return tensors.equal(global_model.decode_model(self.run, data), simulated.shared)
 
     async def told_of(self, event, seconds=60, count=1, **facts):

@@ -132,10 +132,10 @@ def _goes_on(site: FleetConfig) -> bool:
     """Whether the site has begun before; its record then knows how long the run is by now."""
     site.state.mkdir(parents=True, exist_ok=True)
     with open_store(site) as store:
-        fleet = store.fleet(site.name)
+        fleet = store.fleets.get(site.name)
         if fleet is None:
             return False
         before = Run.from_json(fleet.run, allow=None)
         if before.identity == site.run.identity and site.run.rounds > before.rounds:
-            store.extend(site.name, site.run.rounds - before.rounds)
+            store.runs.extend(site.name, site.run.rounds - before.rounds)
         return True

@@ -68,22 +68,22 @@ def found(device, accuracy):
 def store(tmp_path):
     """One closed round of three devices, one that failed, an open one, and a device in quarantine."""
     store = Store(tmp_path / "coordinator.db")
-    fleet = store.enter("watch", RUN, A, B)
+    fleet = store.fleets.enter("watch", RUN, A, B)
     for device in ("anna", "bela", "carl", "dora"):
-        store.see("watch", device, 1, {})
-    store.quarantine("watch", "dora", "<b>two different updates</b>")
-    first = store.open_attempt("watch", 1, list(KEPT), A).attempt
+        store.devices.see("watch", device, 1, {})
+    store.devices.quarantine("watch", "dora", "<b>two different updates</b>")
+    first = store.attempts.open("watch", 1, list(KEPT), A).attempt
     for device, accuracy in zip(KEPT, (0.5, 0.9, 0.6), strict=True):
-        store.keep_update("watch", first, device, digest=B, size=100, base_version=1, found=found(device, accuracy))
-    store.reject_update("watch", first, "dora", digest=C, size=7, base_version=1, reason="not finite")
+        store.updates.keep("watch", first, device, digest=B, size=100, base_version=1, found=found(device, accuracy))
+    store.updates.reject("watch", first, "dora", digest=C, size=7, base_version=1, reason="not finite")
     counted = [(first, device) for device in KEPT]
     bytes_ = {"down": 330, "dense": 400}
-    store.commit_attempt(
+    store.attempts.commit(
         "watch", first, epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False,
         means={"val_accuracy": 0.625}, **bytes_,
     )  # fmt: skip
-    store.fail_attempt("watch", store.open_attempt("watch", 2, list(KEPT), C).attempt, "0 of at least 2 updates came")
-    store.open_attempt("watch", 2, list(KEPT), C)
+    store.attempts.fail("watch", store.attempts.open("watch", 2, list(KEPT), C).attempt, "0 of at least 2 updates came")
+    store.attempts.open("watch", 2, list(KEPT), C)
     yield store
     store.close()
 
@@ -350,7 +350,7 @@ def state_with(phase):
 def test_orders_and_what_they_mean(store, status, verb, phase, after, event):
     from dataclasses import replace
 
-    fleet = replace(store.fleet("watch"), status=status)
+    fleet = replace(store.fleets.get("watch"), status=status)
     order = Order(verb, device="anna" if verb == "quarantine" else "")
     found_status, found_event = decide(order, fleet, state_with(phase))
     assert found_status == after
@@ -360,7 +360,7 @@ def test_orders_and_what_they_mean(store, status, verb, phase, after, event):
 def test_orders_that_do_not_fit_are_refused(store):
     from dataclasses import replace
 
-    fleet, state = store.fleet("watch"), state_with("open")
+    fleet, state = store.fleets.get("watch"), state_with("open")
     for verb in ("pause", "resume", "abort"):
         with pytest.raises(ConfigError, match="is done"):
             decide(Order(verb), replace(fleet, status="done"), state)
@@ -404,12 +404,12 @@ def test_orders_reach_the_fleet_that_is_served_and_no_other(views, monkeypatch):
 
 
 def test_reading_neither_waits_for_a_writer_nor_stops_one(store, views):
-    with store._engine.begin() as writing:
+    with store.database.engine.begin() as writing:
         writing.exec_driver_sql("UPDATE fleets SET round = 2")
         assert views.fleet("watch").round == 1
     with views._reading() as reading:
         reading.exec_driver_sql("SELECT * FROM fleets").fetchall()
-        store.set_status("watch", "paused")
+        store.fleets.set_status("watch", "paused")
     assert views.fleet("watch").status == "paused"
 
 

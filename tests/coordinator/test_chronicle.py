@@ -44,33 +44,33 @@ def lived(tmp_path):
     with Store(tmp_path / "coordinator.db") as store:
 
         def give(verb, *words, **facts):
-            carry_out(Order(verb, *words, **facts), store.fleet("watch"), config, store, blobs)
+            carry_out(Order(verb, *words, **facts), store.fleets.get("watch"), config, store, blobs)
 
         def round_():
-            fleet = store.fleet("watch")
-            row = store.open_attempt("watch", fleet.round + 1, fleet.roster, fleet.model_digest)
+            fleet = store.fleets.get("watch")
+            row = store.attempts.open("watch", fleet.round + 1, fleet.roster, fleet.model_digest)
             facts = {"model_digest": fleet.model_digest, "server": fleet.server, "epoch": fleet.epoch}
             run = Run.from_json(fleet.run)
-            store.commit_attempt("watch", row.attempt, counted=[], last=fleet.round + 1 >= run.rounds, **facts)
+            store.attempts.commit("watch", row.attempt, counted=[], last=fleet.round + 1 >= run.rounds, **facts)
 
-        store.enter("watch", run.to_json(), *learning_of(config, run, blobs).first())
+        store.fleets.enter("watch", run.to_json(), *learning_of(config, run, blobs).first())
         for name in MEMBERS:
-            store.see("watch", name, 1, {})
-        store.set_roster("watch", MEMBERS)
+            store.devices.see("watch", name, 1, {})
+        store.fleets.set_roster("watch", MEMBERS)
         give("pause", reason="the \x1b[31mseason")
         give("resume")
         round_()
         give("next", rounds=2)
         round_()
         round_()
-        assert judge(store.fleet("watch"), store)["called_off"]
+        assert judge(store.fleets.get("watch"), store)["called_off"]
         give("next", rounds=3)
-        tried = store.fleet("watch").life.canary
+        tried = store.fleets.get("watch").life.canary
         for name in tried["members"]:
-            store.see("watch", name, 1, {"gate": {"run": tried["identity"][:16], "deployed": True}})
+            store.devices.see("watch", name, 1, {"gate": {"run": tried["identity"][:16], "deployed": True}})
         round_()
         round_()
-        assert not judge(store.fleet("watch"), store)["called_off"]
+        assert not judge(store.fleets.get("watch"), store)["called_off"]
         give("retire", "carl", reason="<sold>")
         round_()
         give("extend", rounds=1)
@@ -78,7 +78,7 @@ def lived(tmp_path):
     after = FolderBlobs(tmp_path / "after" / "blobs")
     restore(tmp_path / "after" / "coordinator.db", after, tmp_path / "monday")
     with Store(tmp_path / "after" / "coordinator.db") as store:
-        carry_out(Order("readmit", "carl"), store.fleet("watch"), config, store, after)
+        carry_out(Order("readmit", "carl"), store.fleets.get("watch"), config, store, after)
     path = tmp_path / "fleet.toml"
     path.write_text(CONFIG)
     return path

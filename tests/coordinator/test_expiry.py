@@ -55,7 +55,7 @@ def looked(keys, capsys):
     run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg")
     config = FleetConfig(name="watch", run=run, state=keys / "state", devices=2, identity=keys)
     with Store(keys / "state" / "coordinator.db") as store:
-        store.enter("watch", run.to_json(), "0" * 64, "0" * 64)
+        store.fleets.enter("watch", run.to_json(), "0" * 64, "0" * 64)
     seen = read_status(config)
     render(seen)
     return seen["certificates"], " ".join(capsys.readouterr().out.split())

@@ -24,25 +24,25 @@ RUN = '{"rounds": 9, "seed": 0}'
 def learn(store, blobs, steps=3):
     """A fleet that has committed ``steps`` rounds, failed one, and waits for a device in an open one."""
     model_digest, server = blobs.put(b"body 0"), blobs.put(b"server 0")
-    epoch = store.enter("watch", RUN, model_digest, server).epoch
-    store.set_roster("watch", ["a", "b"])
+    epoch = store.fleets.enter("watch", RUN, model_digest, server).epoch
+    store.fleets.set_roster("watch", ["a", "b"])
     for device in "ab":
-        store.see("watch", device, 1, {"cpu": "arm"})
-    store.fail_attempt("watch", store.open_attempt("watch", 1, ["a", "b"], model_digest).attempt, "nobody came")
+        store.devices.see("watch", device, 1, {"cpu": "arm"})
+    store.attempts.fail("watch", store.attempts.open("watch", 1, ["a", "b"], model_digest).attempt, "nobody came")
     for round in range(1, steps + 1):
-        number = store.open_attempt("watch", round, ["a", "b"], model_digest).attempt
+        number = store.attempts.open("watch", round, ["a", "b"], model_digest).attempt
         for device in "ab":
             digest = blobs.put(b"update %d of " % round + device.encode())
-            store.keep_update("watch", number, device, digest=digest, size=13, base_version=round - 1, found="{}")
+            store.updates.keep("watch", number, device, digest=digest, size=13, base_version=round - 1, found="{}")
         model_digest, server = blobs.put(b"body %d" % round), blobs.put(b"server %d" % round)
         counted = [(number, "a"), (number, "b")]
-        store.commit_attempt(
+        store.attempts.commit(
             "watch", number, epoch=epoch, counted=counted, model_digest=model_digest, server=server, last=False
         )
-    number = store.open_attempt("watch", steps + 1, ["a", "b"], model_digest).attempt
+    number = store.attempts.open("watch", steps + 1, ["a", "b"], model_digest).attempt
     waiting = blobs.put(b"waiting")
-    store.keep_update("watch", number, "a", digest=waiting, size=7, base_version=steps)
-    store.save_machine("watch", epoch, b"\0machine\xff")
+    store.updates.keep("watch", number, "a", digest=waiting, size=7, base_version=steps)
+    store.fleets.save_machine("watch", epoch, b"\0machine\xff")
     blobs.gc(store.blobs_in_use())
     return SimpleNamespace(model_digest=model_digest, waiting=waiting, open=number, epoch=epoch)
 
@@ -72,14 +72,14 @@ def whole(place, tmp_path, request):
 
 def everything(store):
     """All that a fleet is, apart from its epoch and how many rounds were opened, which a restore moves on."""
-    fleet = store.fleet("watch")
+    fleet = store.fleets.get("watch")
     return (
         (fleet.run, fleet.round, fleet.status, fleet.model_digest, fleet.server, fleet.roster),
-        store.attempts("watch"),
-        store.devices("watch"),
-        [store.updates("watch", row.attempt) for row in store.attempts("watch")],
-        store.machine("watch"),
-        [event for event in store.events("watch") if event["kind"] != "restored"],
+        store.attempts.of("watch"),
+        store.devices.of("watch"),
+        [store.updates.of("watch", row.attempt) for row in store.attempts.of("watch")],
+        store.fleets.machine("watch"),
+        [event for event in store.audit.events("watch") if event["kind"] != "restored"],
     )
 
 
@@ -184,14 +184,14 @@ def test_a_copy_is_restored_whole_into_any_store(whole, tmp_path, request):
     with Store(other) as store:
         assert everything(store) == everything(whole.store)
         assert check(store, blobs).damage == ()
-        fleet, before = store.fleet("watch"), whole.store.fleet("watch")
+        fleet, before = store.fleets.get("watch"), whole.store.fleets.get("watch")
         assert fleet.epoch > before.epoch
         assert fleet.tried == before.tried
-        assert store.events("watch")[-1]["kind"] == "restored"
+        assert store.audit.events("watch")[-1]["kind"] == "restored"
         # It goes on where it was: the open round can be committed by the next coordinator, and a new one opened.
-        epoch = store.enter("watch", RUN, "", "").epoch
+        epoch = store.fleets.enter("watch", RUN, "", "").epoch
         counted, model_digest = [(whole.facts.open, "a")], blobs.put(b"body 4")
-        store.commit_attempt(
+        store.attempts.commit(
             "watch",
             whole.facts.open,
             epoch=epoch,
@@ -200,7 +200,7 @@ def test_a_copy_is_restored_whole_into_any_store(whole, tmp_path, request):
             server=model_digest,
             last=False,
         )
-        assert store.open_attempt("watch", 5, ["a"], model_digest).attempt == fleet.tried + 1
+        assert store.attempts.open("watch", 5, ["a"], model_digest).attempt == fleet.tried + 1
         assert check(store, blobs).damage == ()
     with pytest.raises(ConfigError, match="the store holds 'watch' already"):
         restore(other, blobs, dest)
@@ -212,14 +212,14 @@ from talaria_coordinator.storage.blobs import FolderBlobs
 from pathlib import Path
 store, blobs, model = opened(sys.argv[1]), FolderBlobs(Path(sys.argv[2])), ""
 model = server = blobs.put(b"0" * 50_000)
-epoch = store.enter("watch", sys.argv[3], model, server).epoch
+epoch = store.fleets.enter("watch", sys.argv[3], model, server).epoch
 for round in range(1, 10_000):
-    number = store.open_attempt("watch", round, ["a", "b"], model).attempt
+    number = store.attempts.open("watch", round, ["a", "b"], model).attempt
     for device in "ab":
         digest = blobs.put(b"%d %s" % (round, device.encode()) * 10_000)
-        store.keep_update("watch", number, device, digest=digest, size=1, base_version=round - 1)
+        store.updates.keep("watch", number, device, digest=digest, size=1, base_version=round - 1)
     model, server = blobs.put(b"b%d" % round * 10_000), blobs.put(b"s%d" % round * 10_000)
-    store.commit_attempt("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], model_digest=model,
+    store.attempts.commit("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], model_digest=model,
                          server=server,
                        last=False)
     blobs.gc(store.blobs_in_use(), older_s=60)
@@ -244,7 +244,7 @@ def test_copies_taken_while_rounds_are_committed_are_whole(place, start, tmp_pat
         with Store(into) as store:
             found = check(store, blobs)
             assert (found.damage, found.orphans) == ((), ())
-            steps.append(store.fleet("watch").round)
+            steps.append(store.fleets.get("watch").round)
     assert steps == sorted(steps)
     assert steps[0] >= 3
 
@@ -257,13 +257,13 @@ def test_a_copy_begins_again_where_the_coordinator_drops_what_it_was_to_hold(tmp
 
         def get(self, digest, *, again=True):
             if (round := next(commits, None)) is not None:
-                (number,) = [row.attempt for row in store.attempts("watch") if row.closed is None]
+                (number,) = [row.attempt for row in store.attempts.of("watch") if row.closed is None]
                 model_digest, server = self.put(b"body %d" % round), self.put(b"server %d" % round)
-                counted = [(number, u.device) for u in store.updates("watch", number)]
-                store.commit_attempt(
+                counted = [(number, u.device) for u in store.updates.of("watch", number)]
+                store.attempts.commit(
                     "watch", number, epoch=epoch, counted=counted, model_digest=model_digest, server=server, last=False
                 )
-                store.open_attempt("watch", round + 1, ["a", "b"], model_digest)
+                store.attempts.open("watch", round + 1, ["a", "b"], model_digest)
                 self.gc(store.blobs_in_use())
             return super().get(digest, again=again)
 
@@ -276,7 +276,7 @@ def test_a_copy_begins_again_where_the_coordinator_drops_what_it_was_to_hold(tmp
     restore(tmp_path / "restored.db", kept := FolderBlobs(tmp_path / "restored"), tmp_path / "copy")
     with Store(tmp_path / "restored.db") as store:
         found = check(store, kept)
-        assert (found.damage, found.orphans, store.fleet("watch").round) == ((), (), 5)
+        assert (found.damage, found.orphans, store.fleets.get("watch").round) == ((), (), 5)
 
 
 def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
@@ -311,7 +311,7 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
         with pytest.raises((ConfigError, StateError), match=text):
             restore(into, target, damaged(name, change))
         with Store(into) as store:
-            assert store.fleets() == []
+            assert store.fleets.all() == []
     for line in (b"no json\n", b"[1, 2]\n", b'["fleets", {"fleet": "x"}]\n', b'["secrets", {}]\n'):
         from hashlib import sha256
 
@@ -324,7 +324,7 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
             restore(into, target, damaged("rows.jsonl", swap))
     restore(into, target, tmp_path / "copy")
     with Store(into) as store:
-        assert store.fleet("watch").round == 3
+        assert store.fleets.get("watch").round == 3
 
 
 def test_a_copy_of_damaged_state_is_not_made(tmp_path):
@@ -428,5 +428,5 @@ def test_a_snapshot_that_nobody_may_write_is_checked_and_copied_without_a_trace(
         assert check(store, blobs).damage == ()
         back_up(store, blobs, tmp_path / "copy")
         with pytest.raises(StateError, match=r"read-?only.*let this user write its folder"):
-            store.set_status("watch", "paused")
+            store.fleets.set_status("watch", "paused")
         assert sorted(folder.rglob("*")) == there

@@ -71,9 +71,9 @@ def written_before_the_names(place):
 
 def is_what_was_written(store, folder):
     """The rows of :func:`written_before_the_names`, read by this version."""
-    fleet = store.fleet("watch")
+    fleet = store.fleets.get("watch")
     assert (fleet.epoch, fleet.round, fleet.tried, fleet.model_digest, fleet.roster) == (1, 1, 2, C, ("a",))
-    first, second = store.attempts("watch")
+    first, second = store.attempts.of("watch")
     assert (first.attempt, first.round, first.base_digest, first.model_digest, first.counted) == (
         1,
         1,
@@ -82,25 +82,25 @@ def is_what_was_written(store, folder):
         ((1, "a"),),
     )
     assert (second.attempt, second.round, second.base_digest, second.model_digest) == (2, 2, C, None)
-    versions = [update.base_version for number in (1, 2) for update in store.updates("watch", number)]
+    versions = [update.base_version for number in (1, 2) for update in store.updates.of("watch", number)]
     assert versions == [0, 1]
-    assert store.equivocations("watch") == [(1, "eve", C)]
-    assert store.verify_log() == 1
-    assert [event["kind"] for event in store.events("watch")] == ["round-closed"]
+    assert store.updates.equivocations("watch") == [(1, "eve", C)]
+    assert store.audit.verify() == 1
+    assert [event["kind"] for event in store.audit.events("watch")] == ["round-closed"]
     assert all("cannot be read" in text for text in check(store, FolderBlobs(folder)).damage), "only blobs are missing"
 
 
 def filled(place):
     with place.open() as store:
-        epoch = store.enter("watch", RUN, A, B).epoch
-        number = store.open_attempt("watch", 1, ["a"], A).attempt
-        store.see("watch", "a", 2**40, {"cpu": "arm"})
-        store.keep_update("watch", number, "a", digest=B, size=1, base_version=0, found=FOUND)
-        store.save_machine("watch", epoch, b"\0state")
+        epoch = store.fleets.enter("watch", RUN, A, B).epoch
+        number = store.attempts.open("watch", 1, ["a"], A).attempt
+        store.devices.see("watch", "a", 2**40, {"cpu": "arm"})
+        store.updates.keep("watch", number, "a", digest=B, size=1, base_version=0, found=FOUND)
+        store.fleets.save_machine("watch", epoch, b"\0state")
 
 
 def everything(place):
-    with place.open() as store, store.reading() as tx:
+    with place.open() as store, store.database.reading() as tx:
         return {table.name: [tuple(row) for row in tx.execute(table.select())] for table in METADATA.sorted_tables}
 
 
@@ -134,13 +134,13 @@ def test_protocol_states_of_the_old_format_are_let_go_of_and_who_is_shut_out_sta
     written_before_the_names(place)
     config = SimpleNamespace(name="watch", run=SimpleNamespace(to_json=lambda: RUN), draw=None)
     with place.open() as store:
-        assert store.machine("watch") is None
+        assert store.fleets.machine("watch") is None
         conductor = Conductor(config, store, None, None, 1.0)
         state = conductor.begin()
         assert state.quarantined() == {"eve": "two different updates"}
         conductor.settle(state)
-        assert [row.failure is None for row in store.attempts("watch")] == [True, False]
-        assert store.open_attempts("watch") == []
+        assert [row.failure is None for row in store.attempts.of("watch")] == [True, False]
+        assert store.attempts.unclosed("watch") == []
 
 
 def test_a_database_from_before_migrations_is_adopted_without_loss(place, tmp_path):
@@ -182,9 +182,12 @@ def test_a_backup_with_the_old_names_is_restored_under_the_new_ones(place, tmp_p
     (backup / "manifest.json").write_text(json.dumps(asdict(manifest)))
     assert restore(tmp_path / "new" / "coordinator.db", blobs, backup) == manifest
     with Store(tmp_path / "new" / "coordinator.db") as store:
-        assert (store.fleet("watch").round, store.fleet("watch").model_digest) == (1, C)
-        assert [(row.attempt, row.round, row.base_digest) for row in store.attempts("watch")] == [(1, 1, A), (2, 2, C)]
-        assert [event["kind"] for event in store.events("watch")] == ["round-closed", "restored"]
+        assert (store.fleets.get("watch").round, store.fleets.get("watch").model_digest) == (1, C)
+        assert [(row.attempt, row.round, row.base_digest) for row in store.attempts.of("watch")] == [
+            (1, 1, A),
+            (2, 2, C),
+        ]
+        assert [event["kind"] for event in store.audit.events("watch")] == ["round-closed", "restored"]
         assert check(store, blobs).damage == ()
 
 

@@ -35,20 +35,20 @@ def test_what_privacy_has_cost_is_not_forgotten_by_another_run_nor_by_one_that_i
         def spent(fleet, devices):
             """A round of ``devices``, as its commit leaves the record."""
             ledger = ledger_of(fleet).after(devices)
-            store.open_attempt("watch", fleet.round + 1, devices, fleet.model_digest)
+            store.attempts.open("watch", fleet.round + 1, devices, fleet.model_digest)
             facts = {"model_digest": fleet.model_digest, "server": blobs.put(codec.encode_tensors(ledger.as_tensors()))}
             number = fleet.tried + 1
             facts["spent"] = learning.spent(facts["server"])
-            store.commit_attempt("watch", number, epoch=fleet.epoch, counted=[], last=False, **facts)
-            return store.fleet("watch")
+            store.attempts.commit("watch", number, epoch=fleet.epoch, counted=[], last=False, **facts)
+            return store.fleets.get("watch")
 
         learning = learning_of(config, run, blobs)
-        fleet = store.enter("watch", run.to_json(), *learning.first())
-        store.set_roster("watch", MEMBERS)
+        fleet = store.fleets.enter("watch", run.to_json(), *learning.first())
+        store.fleets.set_roster("watch", MEMBERS)
         fleet = spent(fleet, MEMBERS)
-        store.set_status("watch", "paused")
-        follow(Order("next", rounds=3), store.fleet("watch"), config, store, blobs)
-        fleet = store.fleet("watch")
+        store.fleets.set_status("watch", "paused")
+        follow(Order("next", rounds=3), store.fleets.get("watch"), config, store, blobs)
+        fleet = store.fleets.get("watch")
         assert Run.from_json(fleet.run).follows == (run.identity,)
         held = ledger_of(fleet)
         assert (held.noise, held.version, dict(held.rounds)) == (2.0, 1, dict.fromkeys(MEMBERS, 1))
@@ -57,10 +57,10 @@ def test_what_privacy_has_cost_is_not_forgotten_by_another_run_nor_by_one_that_i
         tried = fleet.life.canary["members"]
         fleet = spent(spent(fleet, tried), tried)
         assert judge(fleet, store)["called_off"]
-        fleet = store.fleet("watch")
+        fleet = store.fleets.get("watch")
         assert fleet.run == replace(run, rounds=4).to_json()
         assert dict(ledger_of(fleet).rounds) == dict.fromkeys(MEMBERS, 1) | dict.fromkeys(tried, 3)
-        (told,) = [event for event in store.events("watch") if event["kind"] == "canary-called-off"]
+        (told,) = [event for event in store.audit.events("watch") if event["kind"] == "canary-called-off"]
         assert (told["round"], told["model_digest"], told["answered"]) == (3, fleet.model_digest, 0)
 
 
@@ -71,19 +71,19 @@ def tried(tmp_path):
     config = FleetConfig(name="watch", run=run, state=tmp_path, members=MEMBERS, canary=Canary(share=1.0, rounds=1))
     blobs = FolderBlobs(tmp_path / "blobs")
     with Store(tmp_path / "coordinator.db") as store:
-        store.enter("watch", run.to_json(), *learning_of(config, run, blobs).first())
-        store.set_roster("watch", MEMBERS)
-        store.set_status("watch", "paused")
-        follow(Order("next", rounds=3), store.fleet("watch"), config, store, blobs)
+        store.fleets.enter("watch", run.to_json(), *learning_of(config, run, blobs).first())
+        store.fleets.set_roster("watch", MEMBERS)
+        store.fleets.set_status("watch", "paused")
+        follow(Order("next", rounds=3), store.fleets.get("watch"), config, store, blobs)
 
         def answer(names, *, deployed):
-            gate = {"run": store.fleet("watch").life.canary["identity"][:16], "deployed": deployed}
+            gate = {"run": store.fleets.get("watch").life.canary["identity"][:16], "deployed": deployed}
             for name in names:
-                store.see("watch", name, 1, {"gate": gate})
+                store.devices.see("watch", name, 1, {"gate": gate})
 
         def give(order):
-            carry_out(order, store.fleet("watch"), config, store, blobs)
-            return store.fleet("watch")
+            carry_out(order, store.fleets.get("watch"), config, store, blobs)
+            return store.fleets.get("watch")
 
         yield store, run, answer, give
 
@@ -91,42 +91,42 @@ def tried(tmp_path):
 def test_gates_that_have_refused_enough_call_a_run_off_though_their_round_is_never_committed(tried):
     store, run, answer, _ = tried
     answer(["anna"], deployed=False)
-    assert judge(store.fleet("watch"), store) is None  # the other three may let it pass
+    assert judge(store.fleets.get("watch"), store) is None  # the other three may let it pass
     answer(["bela"], deployed=False)
-    assert judge(store.fleet("watch"), store) == {"called_off": True, "asked": 4, "answered": 2, "refused": 2}
-    fleet = store.fleet("watch")
+    assert judge(store.fleets.get("watch"), store) == {"called_off": True, "asked": 4, "answered": 2, "refused": 2}
+    fleet = store.fleets.get("watch")
     assert (fleet.run, fleet.status, fleet.life.canary) == (run.to_json(), "running", {})
 
 
 def test_a_run_that_fewer_try_than_the_rule_folds_is_called_off(tried):
     store, _, answer, _ = tried
     answer(["anna"], deployed=False)
-    assert judge(store.fleet("watch"), store, least=3) is None
-    assert judge(store.fleet("watch"), store, least=4)["called_off"]
+    assert judge(store.fleets.get("watch"), store, least=3) is None
+    assert judge(store.fleets.get("watch"), store, least=4)["called_off"]
 
 
 def test_a_round_of_a_refused_run_that_is_open_still_ends_first(tried):
     store, _, answer, give = tried
-    answer(store.fleet("watch").life.canary["members"], deployed=False)
-    fleet = store.fleet("watch")
-    row = store.open_attempt("watch", 2, fleet.life.canary["members"], fleet.model_digest)
+    answer(store.fleets.get("watch").life.canary["members"], deployed=False)
+    fleet = store.fleets.get("watch")
+    row = store.attempts.open("watch", 2, fleet.life.canary["members"], fleet.model_digest)
     assert judge(fleet, store) is None  # a coordinator that starts again finds it so
     give(Order("abort"))
-    assert store.attempt_numbered("watch", row.attempt).failure == "called off with the run"
-    assert store.open_attempts("watch") == []
+    assert store.attempts.get("watch", row.attempt).failure == "called off with the run"
+    assert store.attempts.unclosed("watch") == []
 
 
 def test_gates_that_let_a_run_pass_are_waited_for_until_their_round_is_committed(tried):
     store, _, answer, _ = tried
-    answer(store.fleet("watch").life.canary["members"], deployed=True)
-    assert judge(store.fleet("watch"), store) is None
+    answer(store.fleets.get("watch").life.canary["members"], deployed=True)
+    assert judge(store.fleets.get("watch"), store) is None
 
 
 def test_abort_calls_a_trial_off_and_resume_goes_on_with_the_run_before(tried):
     store, run, _, give = tried
     fleet = give(Order("abort", reason="it learns nothing"))
     assert (fleet.run, fleet.status, fleet.life.canary) == (run.to_json(), "aborted", {})
-    (told,) = [event for event in store.events("watch") if event["kind"] == "canary-called-off"]
+    (told,) = [event for event in store.audit.events("watch") if event["kind"] == "canary-called-off"]
     assert (told["answered"], told["refused"]) == (0, 0)
     assert give(Order("resume")).status == "running"
 
@@ -134,6 +134,6 @@ def test_abort_calls_a_trial_off_and_resume_goes_on_with_the_run_before(tried):
 def test_a_fleet_that_is_paused_stays_so_when_its_trial_ends(tried):
     store, _, answer, give = tried
     give(Order("pause"))
-    answer(store.fleet("watch").life.canary["members"], deployed=False)
-    assert judge(store.fleet("watch"), store)["called_off"]
-    assert store.fleet("watch").status == "paused"
+    answer(store.fleets.get("watch").life.canary["members"], deployed=False)
+    assert judge(store.fleets.get("watch"), store)["called_off"]
+    assert store.fleets.get("watch").status == "paused"

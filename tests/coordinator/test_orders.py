@@ -38,12 +38,12 @@ def order(tmp_path, monkeypatch, capsys):
     path = tmp_path / "fleet.toml"
     path.write_text(CONFIG)
     with Store(tmp_path / "coordinator.db") as store:
-        store.enter("watch", RUN.to_json(), "", "")
-        store.see("watch", "anna", 1, {})
+        store.fleets.enter("watch", RUN.to_json(), "", "")
+        store.devices.see("watch", "anna", 1, {})
 
     def give(status, *words):
         with Store(tmp_path / "coordinator.db") as store:
-            store.set_status("watch", status)
+            store.fleets.set_status("watch", status)
         monkeypatch.setattr("sys.argv", ["talaria", "coordinator", words[0], str(path), *words[1:]])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -117,5 +117,5 @@ def test_a_coordinator_that_ends_over_an_order_is_not_waited_for(tmp_path, took)
         else:
             assert answer.result(30) == "running"
     with Store(tmp_path / "coordinator.db") as store:
-        assert Run.from_json(store.fleet("watch").run).rounds == (2 if took else 7)
+        assert Run.from_json(store.fleets.get("watch").run).rounds == (2 if took else 7)
     assert list((tmp_path / "orders").iterdir()) == []

@@ -28,7 +28,7 @@ RUN = Run(algorithm="fedavg", spec=ModelSpec("mlp", (4,), 3), rounds=3)
 def secure(tmp_path):
     authority = Signer.generate()
     with Store(tmp_path / "coordinator.db") as store:
-        store.enter("watch", RUN.to_json(), "a" * 64, "b" * 64)
+        store.fleets.enter("watch", RUN.to_json(), "a" * 64, "b" * 64)
         rule = private_rule(RUN, None, Privacy(secure=True, threshold=2), 0)
         made = Secure("watch", RUN, rule, authority.public, store, FolderBlobs(tmp_path / "blobs"))
         made.who = identities("watch", NAMES, authority)
@@ -90,7 +90,7 @@ def test_what_could_not_be_kept_is_in_no_sum_and_may_come_again(secure, monkeypa
     updates = masked(secure, 1)
     with secure.masked(1, "anna", updates["anna"]):
         digest = secure.blobs.put(updates["anna"])
-        secure.store.keep_words("watch", 1, [(2, "anna", bytes.fromhex(digest))])
+        secure.store.words.keep("watch", 1, [(2, "anna", bytes.fromhex(digest))])
         with pytest.raises(StateError, match="full"), secure.masked(1, "bela", updates["bela"]):
             raise StateError("the disk is full")
     assert secure.resume(1, NAMES).said == {"anna"}

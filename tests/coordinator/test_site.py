@@ -91,7 +91,7 @@ class Site:
     def counted(self):
         """By round, whose updates counted; the record is whole."""
         assert fsck.check(self.store, self.blobs).damage == ()
-        every = [row for row in self.store.attempts("garden") if row.failure is None]
+        every = [row for row in self.store.attempts.of("garden") if row.failure is None]
         return {row.round: [who for _, who in row.counted] for row in every}
 
     def run(self, story):
@@ -161,11 +161,11 @@ def test_a_site_learns_the_rounds_that_are_asked_for_and_enters_those_that_it_mi
         with pytest.raises(ConfigError, match="this is a site; how long it learns"):
             await asyncio.wrap_future(order.answer)
         assert await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last)) == b""
-        assert garden.store.fleet("garden").round == RUN.rounds, "it has the last model when that is said"
+        assert garden.store.fleets.get("garden").round == RUN.rounds, "it has the last model when that is said"
 
     garden.run(story)
     assert [t["round"] for t in garden.told if t["event"] == "summed"] == [1, 4]
-    fleet = garden.store.fleet("garden")
+    fleet = garden.store.fleets.get("garden")
     assert (fleet.round, fleet.status, garden.blobs.get(fleet.model_digest)) == (RUN.rounds, "done", last)
     assert garden.counted() == {1: [*NAMES], 2: [], 3: [], 4: [*NAMES], 5: [], 6: []}
 
@@ -185,7 +185,7 @@ def test_a_round_that_is_not_wanted_any_more_is_called_off_and_holds_nothing_up(
         partial = await asked
         assert (partial.clients, partial.base_version) == (2, 1)
         assert await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last)) == b""
-        assert garden.store.fleet("garden").round == RUN.rounds, "it has the last model when that is said"
+        assert garden.store.fleets.get("garden").round == RUN.rounds, "it has the last model when that is said"
 
     garden.run(story)
     assert garden.counted() == {1: [], 2: [*NAMES], 3: [], 4: [], 5: [], 6: []}

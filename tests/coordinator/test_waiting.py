@@ -75,14 +75,14 @@ def test_a_fleet_begins_without_members_that_do_not_come_while_a_quorum_is_here(
 def test_status_says_who_is_missing(tmp_path, capsys):
     named = config(tmp_path, members=("anna", "bela"))
     with Store(tmp_path / "coordinator.db") as store:
-        store.enter("watch", named.run.to_json(), "0" * 64, "0" * 64)
-        store.see("watch", "anna", 1, {})
+        store.fleets.enter("watch", named.run.to_json(), "0" * 64, "0" * 64)
+        store.devices.see("watch", "anna", 1, {})
     found = read_status(named)
     assert found["waiting"]["missing"] == ["bela"]
     render(found)
     assert "waiting: 1 of 2 devices have come" in capsys.readouterr().out
     with Store(tmp_path / "coordinator.db") as store:
-        store.see("watch", "bela", 1, {})
+        store.devices.see("watch", "bela", 1, {})
     assert read_status(named)["waiting"] is None
 
 

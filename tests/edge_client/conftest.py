@@ -80,7 +80,7 @@ class House:
         return [t for t in self.told if t["event"] == event and device in (None, t.get("device"))]
 
     def shared(self):
-        return global_model.decode_model(self.run, self.blobs.get(self.store.fleet("watch").model_digest))
+        return global_model.decode_model(self.run, self.blobs.get(self.store.fleets.get("watch").model_digest))
 
     def private(self, name):
         with DeviceStore(self.folder / name, "watch", name) as store:

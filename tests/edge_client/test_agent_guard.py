@@ -33,7 +33,7 @@ def test_it_waits_until_it_may_train_and_learns_the_same(house, run_all):
     events = [t["event"] for t in one.told if t.get("device") == "anna"]
     assert events.index("waiting") < events.index("allowed") < events.index("training")
     assert battery.read > 4
-    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts.of("watch")[0].counted == ((1, "anna"), (1, "bela"))
     assert tensors.equal(one.shared(), one.simulated().shared)
 
 
@@ -56,7 +56,7 @@ def test_where_leave_does_not_come_it_declines_before_the_deadline(house, run_al
     (declined,) = one.of("declined", "anna")
     assert "battery" in declined["reason"]
     assert any(t["phase"] == "declined" and "battery" in t["reason"] for t in one.of("progress", "anna"))
-    assert one.store.attempts("watch")[0].counted == ((1, "bela"),)
+    assert one.store.attempts.of("watch")[0].counted == ((1, "bela"),)
     assert anna["rounds"] == 0
     assert (one.folder / "anna" / "personal.safetensors").exists()
 

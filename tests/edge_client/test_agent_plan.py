@@ -47,7 +47,7 @@ def test_a_plan_for_another_model_is_declined_and_the_others_go_on(house, run_al
     assert said in anna["error"]
     assert said in one.of("error", "anna")[0]["error"]
     assert any(t["phase"] == "declined" and said in t["reason"] for t in one.of("progress", "anna"))
-    assert one.store.attempts("watch")[0].counted == ((1, "bela"),)
+    assert one.store.attempts.of("watch")[0].counted == ((1, "bela"),)
 
 
 def test_names_for_other_classes_are_told_before_the_first_round_and_not_after_the_last(

@@ -92,8 +92,8 @@ def test_a_trial_whose_members_can_make_no_bundle_ends_and_their_owners_are_told
 
     lived()
     config = FleetConfig(name="watch", run=one.run, state=tmp_path, members=tuple(one.data), canary=canary)
-    carry_out(Order("next", rounds=3), one.store.fleet("watch"), config, one.store, one.blobs)
+    carry_out(Order("next", rounds=3), one.store.fleets.get("watch"), config, one.store, one.blobs)
     lived()
-    (off,) = [event for event in one.store.events("watch", 500) if event["kind"] == "canary-called-off"]
+    (off,) = [event for event in one.store.audit.events("watch", 500) if event["kind"] == "canary-called-off"]
     assert (off["asked"], off["answered"]) == (1, 0)
     assert any("no voice in the trial: device: labels=2 names" in told["error"] for told in one.of("error"))

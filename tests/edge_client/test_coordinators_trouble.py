@@ -44,11 +44,11 @@ def test_it_ends_though_a_round_cannot_be_committed_which_the_next_start_does(ho
         with monkeypatch.context() as patched:
             patched.setattr(Conductor, "_commit", full)
             await stopped()
-        assert one.store.fleet("watch").round == 0
+        assert one.store.fleets.get("watch").round == 0
         await asyncio.gather(one.serve(), *agents)
 
     run_all(lived(), seconds=60)
-    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts.of("watch")[0].counted == ((1, "anna"), (1, "bela"))
 
 
 def test_a_coordinator_is_told_that_a_device_follows_one_that_began_later(house, run_all, a_run, tmp_path):

@@ -236,16 +236,16 @@ class Siege:
     async def finishes(self, *names: str, number: int = 1) -> None:
         """This round completes, and these updates count in it."""
         await self.until("round-closed", attempt=number)
-        row = next(row for row in self.store.attempts("watch") if row.attempt == number)
+        row = next(row for row in self.store.attempts.of("watch") if row.attempt == number)
         assert row.failure is None
         assert row.counted == tuple((number, name) for name in names)
-        self.store.verify_log()
+        self.store.audit.verify()
 
     async def shut_out(self, *words: str, name: str = "mallory") -> None:
         """It is in quarantine, and the reason, with these words, stands where the operator looks."""
         await self.until("quarantined", device=name)
         shown = {d.device: d.quarantine for d in self.views.devices("watch", quarantined=True)}
-        assert shown[name] == {d.device: d.quarantine for d in self.store.devices("watch")}[name]
+        assert shown[name] == {d.device: d.quarantine for d in self.store.devices.of("watch")}[name]
         for word in words:
             assert word in shown[name], shown[name]
 
@@ -291,7 +291,7 @@ class Mallory:
     def offer(self, data: bytes, number: int = 1, base_version: int = 0, chunk: int = 120 * 1024, **changes: object):
         """Offer these bytes; how they are cut."""
         cut = describe(data, chunk)
-        model = bytes.fromhex(self.siege.store.fleet("watch").model_digest)
+        model = bytes.fromhex(self.siege.store.fleets.get("watch").model_digest)
         facts = {"sha256": cut.sha256, "hashes": cut.hashes, "nonce": cut.sha256[:16], "base_digest": model} | changes
         self.say(m.Offer(attempt=number, base_version=base_version, size=cut.size, chunk=cut.chunk, **facts))
         return cut
@@ -310,7 +310,7 @@ class Mallory:
 
     def good(self, base_version: int = 0) -> bytes:
         """An update that would count."""
-        model = self.siege.blobs.get(self.siege.store.fleet("watch").model_digest)
+        model = self.siege.blobs.get(self.siege.store.fleets.get("watch").model_digest)
         return self.siege.update(self.name, model, base_version)
 
 

@@ -85,7 +85,7 @@ def test_every_liar_is_shut_out_by_name_and_the_round_completes_with_the_honest(
         assert not s.of("left-out")
         for who in HONEST:
             assert (1, "stored") in s.lights[who].receipts
-        shut_out = {d.device: d.quarantine for d in s.store.devices("watch") if d.quarantine}
+        shut_out = {d.device: d.quarantine for d in s.store.devices.of("watch") if d.quarantine}
         unsaid = {kinds[LIARS.index(liar)]: why for liar, why in shut_out.items() if "offences" in why}
         assert not unsaid, "each is told by its own reason"
 

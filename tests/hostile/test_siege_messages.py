@@ -365,18 +365,18 @@ def test_35_two_different_updates_of_one_round(siege):
         await s.stored("anna")
         first = s.mallory.good()
         s.mallory.upload(first)
-        while [u.status for u in s.store.updates("watch", 1) if u.device == "mallory"] != ["stored"]:
+        while [u.status for u in s.store.updates.of("watch", 1) if u.device == "mallory"] != ["stored"]:
             await asyncio.sleep(0.1)
-        second = s.update("mallory", s.blobs.get(s.store.fleet("watch").model_digest), 0, weight=9.0)
+        second = s.update("mallory", s.blobs.get(s.store.fleets.get("watch").model_digest), 0, weight=9.0)
         with Cost():
             s.mallory.offer(second)
             await s.until("quarantined", device="mallory")
         await s.shut_out("two different updates")
-        assert s.store.equivocations("watch") == [(1, "mallory", describe(second).sha256.hex())]
-        assert [e["kind"] for e in s.store.events("watch") if e["kind"] == "equivocation"] == ["equivocation"]
+        assert s.store.updates.equivocations("watch") == [(1, "mallory", describe(second).sha256.hex())]
+        assert [e["kind"] for e in s.store.audit.events("watch") if e["kind"] == "equivocation"] == ["equivocation"]
         s.release("bela")
         await s.finishes("anna", "bela", "mallory")  # the first, which was receipted, stays
-        row = next(u for u in s.store.updates("watch", 1) if u.device == "mallory")
+        row = next(u for u in s.store.updates.of("watch", 1) if u.device == "mallory")
         assert row.digest == describe(first).sha256.hex()
 
     siege(story)
@@ -388,7 +388,7 @@ def test_a_member_cannot_ask_for_a_large_manifest_without_end(siege):
     async def story(s):
         await s.opened("bela")
         await s.stored("anna")
-        model = s.blobs.get(s.store.fleet("watch").model_digest)
+        model = s.blobs.get(s.store.fleets.get("watch").model_digest)
         allowed = Rules().serve * len(model) + Rules().credit * Rules().chunk
         s.service._state.peers["mallory"].served = allowed  # as after very many of them
         with Cost(messages=STRIKES + 1):
@@ -470,7 +470,7 @@ def test_a_profile_that_nests_as_deep_as_can_be_read_is_none(siege):
             birth = m.DeviceBirth(online=True, key=b"", profile=profile)
             s.mallory.publish("state", s.mallory.frame(birth, boot=boot), retain=True)
             await s.until("device-up", boot, device="mallory")
-        assert {d.device: d.profile for d in s.store.devices("watch")}["mallory"] == {}
+        assert {d.device: d.profile for d in s.store.devices.of("watch")}["mallory"] == {}
         s.mallory.say(m.Decline(attempt=1, reason="that was all"), boot=boot)
         s.release("anna", "bela")
         await s.finishes("anna", "bela")

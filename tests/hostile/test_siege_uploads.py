@@ -264,7 +264,7 @@ def test_an_update_made_to_harm_is_refused_and_the_round_completes(siege, number
             await s.shut_out(*words, name=mallory.name)
         s.release("bela")
         await s.finishes("anna", "bela")
-        rejected = [u.device for u in s.store.updates("watch", 1) if u.status == "rejected"]
+        rejected = [u.device for u in s.store.updates.of("watch", 1) if u.status == "rejected"]
         assert rejected == sorted(mallory.name for mallory in s.attackers)
         assert set(s.lights["anna"].receipts) == set(s.lights["bela"].receipts) == {(1, "stored")}
 

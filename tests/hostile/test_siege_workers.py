@@ -93,7 +93,7 @@ def test_an_update_made_to_harm_is_refused_and_the_round_completes(siege):
         await s.shut_out("weight")
         s.release("bela")
         await s.finishes("anna", "bela")
-        rejected = [u.device for u in s.store.updates("watch", 1) if u.status == "rejected"]
+        rejected = [u.device for u in s.store.updates.of("watch", 1) if u.status == "rejected"]
         assert rejected == ["mallory"]
 
     siege(story, with_a_worker)

@@ -215,9 +215,9 @@ path = "{device}.npz"
         """The last global model, from the store of ``[store]`` where that is not the state folder."""
         store = Store(database or self.folder / "state" / "coordinator.db")
         try:
-            fleet = store.fleet("watch")
+            fleet = store.fleets.get("watch")
             assert fleet.round == self.run.rounds
-            store.verify_log()
+            store.audit.verify()
             shared_model = (blobs or FolderBlobs(self.folder / "state" / "blobs")).get(fleet.model_digest)
             return global_model.decode_model(self.run, shared_model)
         finally:

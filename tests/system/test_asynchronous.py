@@ -63,16 +63,16 @@ def records(store: Store, fleet: str) -> tuple[Record, ...]:
     private part; one whose update was never received is not known here, and a replay may then differ by it. In an
     asynchronous run what does not count leaves no trace on the device, and is not named.
     """
-    every = store.attempts(fleet)
+    every = store.attempts.of(fleet)
     round = {row.attempt: row.round for row in every}
     made = [row for row in every if row.counted is not None]
     counted = [tuple(sorted((device, round[number] - 1) for number, device in row.counted or ())) for row in made]
     known = {training for version in counted for training in version}
     late: dict[int, set[tuple[str, int]]] = {}
-    known_fleet = store.fleet(fleet)
+    known_fleet = store.fleets.get(fleet)
     asynchronous = known_fleet is not None and Run.from_json(known_fleet.run, allow=None).asynchronous
     for row in every if not asynchronous else ():
-        for update in store.updates(fleet, row.attempt):
+        for update in store.updates.of(fleet, row.attempt):
             training = (update.device, row.round - 1)
             if update.status == "stored" and training not in known and row.round <= len(made):
                 late.setdefault(row.round - 1, set()).add(training)
@@ -108,8 +108,8 @@ class Fleet:
         return Agent(config, worker=self.workers[name], report=self.told.append).run()
 
     def shared(self):
-        self.store.verify_log()
-        return global_model.decode_model(self.run, self.blobs.get(self.store.fleet(self.name).model_digest))
+        self.store.audit.verify()
+        return global_model.decode_model(self.run, self.blobs.get(self.store.fleets.get(self.name).model_digest))
 
     def replayed(self):
         members = {name: Member(name, data.train, data.val) for name, data in DATA.items()}
@@ -150,4 +150,4 @@ def test_the_record_of_an_asynchronous_fleet_replays_to_the_same_bytes(fleet, al
     assert all(len({device for device, _ in record.counted}) == 2 for record in made)
     assert not any("error" in result for result in results)
     assert tensors.equal(one.shared(), one.replayed().shared)
-    assert one.store.fleet(one.name).status == "done"
+    assert one.store.fleets.get(one.name).status == "done"

@@ -29,7 +29,7 @@ def resident(pid):
 def of_device(fleet, name):
     store = Store(fleet.state / "coordinator.db")
     try:
-        return next(d for d in store.devices(FLEET) if d.device == name)
+        return next(d for d in store.devices.of(FLEET) if d.device == name)
     finally:
         store.close()
 

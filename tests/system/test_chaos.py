@@ -7,6 +7,7 @@ import pytest
 from talaria.federated.run import Engine
 from talaria_bench.fleet import replay
 from talaria_bench.fleet.files import FLEET, member, run_of
+from talaria_coordinator.storage.audit import append
 from talaria_coordinator.storage.store import Store
 
 DEVICES: dict[str, Engine] = {"edge-00": "torch", "edge-01": "onnx", "edge-02": "torch"}
@@ -63,8 +64,9 @@ def assert_that_the_audit_sees(place, found):
 
     store = Store(state / "coordinator.db")
     try:
-        last = next(row for row in reversed(store.attempts(FLEET)) if row.counted)
-        store.log(FLEET, "round-closed", attempt=last.attempt, counted=[list(pair) for pair in last.counted])
+        last = next(row for row in reversed(store.attempts.of(FLEET)) if row.counted)
+        with store.database.writing(FLEET) as tx:
+            append(tx, "round-closed", {"counted": last.counted}, fleet=FLEET, attempt=last.attempt)
     finally:
         store.close()
     ledger = replay.promised(state, FLEET, [])

@@ -95,10 +95,10 @@ def test_a_short_fleet_on_the_dashboard(fleet, a_run, page):
 def odd(tmp_path):
     """A store whose devices say odd things."""
     store = Store(tmp_path / "coordinator.db")
-    store.enter("watch", '{"rounds": 3, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
-    store.see("watch", "eve", 1, {})
-    store.quarantine("watch", "eve", EVIL)
-    store.fail_attempt("watch", store.open_attempt("watch", 1, ["eve"], "a" * 64).attempt, EVIL)
+    store.fleets.enter("watch", '{"rounds": 3, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
+    store.devices.see("watch", "eve", 1, {})
+    store.devices.quarantine("watch", "eve", EVIL)
+    store.attempts.fail("watch", store.attempts.open("watch", 1, ["eve"], "a" * 64).attempt, EVIL)
     views = Views(tmp_path / "coordinator.db")
     yield views
     views.close()
@@ -108,14 +108,14 @@ def odd(tmp_path):
 def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, page):
     with Store(tmp_path / "coordinator.db") as store:
         run = '{"rounds": 3, "algorithm": "hermes", "spec": {"name": "mlp"}}'
-        fleet = store.enter("watch", run, "a" * 64, "b" * 64)
+        fleet = store.fleets.enter("watch", run, "a" * 64, "b" * 64)
         for value in (0.5, 0.625):
-            number = store.open_attempt("watch", fleet.round + 1, ["anna"], "a" * 64).attempt
+            number = store.attempts.open("watch", fleet.round + 1, ["anna"], "a" * 64).attempt
             facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64}
-            store.commit_attempt("watch", number, last=False, means={"val_accuracy": value}, **facts)
-            fleet = store.fleet("watch")
-        store.see("watch", "anna", 1, {})
-        store.see("watch", "bela", 1, {}, online=False)
+            store.attempts.commit("watch", number, last=False, means={"val_accuracy": value}, **facts)
+            fleet = store.fleets.get("watch")
+        store.devices.see("watch", "anna", 1, {})
+        store.devices.see("watch", "bela", 1, {}, online=False)
     views, config = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
     views.tell("watch", {"event": "error", "error": "blobs: No space left on device; free space there"})
     with listening(config) as sock, serving(make_api(views), config, sock):
@@ -140,11 +140,11 @@ def test_what_privacy_has_cost_is_told_everywhere_and_by_whose_noise(tmp_path, p
     config = FleetConfig(name="watch", run=run, state=tmp_path, members=("anna", "bela"))
     cost = {"noise": 2.0, "secure": True, "rounds": {"anna": 2, "bela": 1}, "version": 2, "noise_by": "devices"}
     with Store(tmp_path / "coordinator.db") as store:
-        fleet = store.enter("watch", run.to_json(), "a" * 64, "b" * 64)
-        number = store.open_attempt("watch", 1, ["anna"], "a" * 64).attempt
+        fleet = store.fleets.enter("watch", run.to_json(), "a" * 64, "b" * 64)
+        number = store.attempts.open("watch", 1, ["anna"], "a" * 64).attempt
         facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64, "last": False}
         spent = Spent(epsilon=7.5, delta=1e-5, budget=8.0, **cost)
-        store.commit_attempt("watch", number, spent=spent, **facts)
+        store.attempts.commit("watch", number, spent=spent, **facts)
     views, api = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
     with listening(api) as sock, serving(make_api(views), api, sock):
         told = httpx.get(f"{url_of(api, sock)}/api/v1/fleets/watch").json()["privacy"]
@@ -170,8 +170,8 @@ def test_ingest_workers_are_told_by_the_api_the_status_and_the_page(tmp_path, pa
     here = Worker(number=0, pid=77, since=1e9, connected=True, devices=3, updates=41, heard=1e9 + 5, word="it [b]works")
     gone = Worker(number=1, pid=None, since=1e9, connected=False, devices=2, updates=7, heard=1e9, word=EVIL)
     with Store(tmp_path / "coordinator.db") as store:
-        store.enter("watch", run.to_json(), "a" * 64, "b" * 64)
-        store.note_workers("watch", [here, gone])
+        store.fleets.enter("watch", run.to_json(), "a" * 64, "b" * 64)
+        store.fleets.note_workers("watch", [here, gone])
         views, api = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
         with listening(api) as sock, serving(make_api(views), api, sock):
             told = httpx.get(f"{url_of(api, sock)}/api/v1/fleets/watch").json()["workers"]
@@ -180,7 +180,7 @@ def test_ingest_workers_are_told_by_the_api_the_status_and_the_page(tmp_path, pa
             wide.setenv("COLUMNS", "300")
             render(read_status(config))
             shown = out.getvalue()
-        store.enter("watch", run.to_json(), "a" * 64, "b" * 64)  # nobody is here until heard
+        store.fleets.enter("watch", run.to_json(), "a" * 64, "b" * 64)  # nobody is here until heard
         assert views.fleet("watch").workers == []
         views.close()
     assert told == [vars(here), vars(gone)]
@@ -210,20 +210,20 @@ def moving(tmp_path):
     """A store in which anna's and bela's samples have moved, carl has told nothing, and dora was taken out. bela is a
     gateway with twelve devices behind it."""
     store = Store(tmp_path / "coordinator.db")
-    store.enter("watch", '{"rounds": 9, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
+    store.fleets.enter("watch", '{"rounds": 9, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
     for name in ("anna", "bela", "carl", "dora"):
-        store.see("watch", name, 1, {})
-    store.retire("watch", "dora", True, by="owner")
+        store.devices.see("watch", name, 1, {})
+    store.devices.retire("watch", "dora", True, by="owner")
     told = [
         {"anna": {"drift.labels": 0.9, "drift.features": 9.0}},
         {"anna": {"drift.labels": 0.25, "drift.features": 1.24}, "bela": {"drift.features": 0.5}, "carl": {"loss": 1}},
     ]
     for round, found in enumerate(told, 1):
-        number = store.open_attempt("watch", round, list(found), "a" * 64).attempt
+        number = store.attempts.open("watch", round, list(found), "a" * 64).attempt
         for name, metrics in found.items():
             site = {"clients": 12} if name == "bela" else {}
             text = json.dumps({"metrics": metrics, "weight": 1.0, "dense": 4} | site)
-            store.keep_update("watch", number, name, digest="c" * 64, size=4, base_version=0, found=text)
+            store.updates.keep("watch", number, name, digest="c" * 64, size=4, base_version=0, found=text)
     views = Views(tmp_path / "coordinator.db")
     yield views
     views.close()

@@ -61,10 +61,10 @@ class Site(House):
     async def over(self):
         """Everybody has learned to the end."""
         await asyncio.gather(*self.tasks.values())
-        self.store.verify_log()
+        self.store.audit.verify()
         assert check(self.store, self.blobs).damage == ()
         assert self.of("quarantined") == []
-        assert self.store.fleet("watch").round == self.run.rounds
+        assert self.store.fleets.get("watch").round == self.run.rounds
 
     async def closed(self, round, seconds=60):
         """Learning round ``round`` is closed, from now on."""
@@ -88,7 +88,7 @@ class Site(House):
 
     def counted(self):
         """By round, who counted in what was committed."""
-        rows = [row for row in self.store.attempts("watch") if row.counted is not None]
+        rows = [row for row in self.store.attempts.of("watch") if row.counted is not None]
         return {row.round: [device for _, device in row.counted] for row in rows}
 
 
@@ -159,7 +159,7 @@ def test_devices_follow_a_fleet_whose_backup_was_taken_in_the_midst_of_a_round(s
         one.coordinator()
         one.begin()
         await one.closed(1)
-        while len(one.store.updates("watch", 2)) < 2:  # anna's and bela's are here
+        while len(one.store.updates.of("watch", 2)) < 2:  # anna's and bela's are here
             await asyncio.sleep(0.02)
         back_up(one.store, one.blobs, one.folder / "midst")
         go_on.set()

@@ -91,7 +91,7 @@ async def together(folder, url, name, run, data, plans, told, bundles=()):
         ]  # fmt: skip
         async with asyncio.timeout(120):
             results = await asyncio.gather(Service(config, store, blobs).run(url), *(a.run() for a in agents))
-        shared = global_model.decode_model(run, blobs.get(store.fleet(fleet).model_digest))
+        shared = global_model.decode_model(run, blobs.get(store.fleets.get(fleet).model_digest))
     finally:
         worker.shutdown()
         store.close()

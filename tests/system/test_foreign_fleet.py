@@ -39,7 +39,7 @@ def test_a_fleet_of_somebody_elses_code_learns_what_was_simulated(tmp_path, monk
             program.communicate()
     store = Store(tmp_path / "watch" / "state" / "coordinator" / "coordinator.db")
     try:
-        assert store.fleet("fedhalf").model_digest == told["model_digest"], (
+        assert store.fleets.get("fedhalf").model_digest == told["model_digest"], (
             "the fleet's last global model is not the simulation's"
         )
     finally:

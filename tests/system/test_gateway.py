@@ -139,7 +139,9 @@ retry_s = 0.3
         """By round, whose updates counted; the record is whole."""
         with Store(self.fleet.folder / folder / "coordinator.db") as store:
             assert fsck.check(store, FolderBlobs(self.fleet.folder / folder / "blobs")).damage == ()
-            return {row.round: [who for _, who in row.counted] for row in store.attempts(name) if row.failure is None}
+            return {
+                row.round: [who for _, who in row.counted] for row in store.attempts.of(name) if row.failure is None
+            }
 
     def learned_the_same(self):
         shared, private = self.learned_in_process()

@@ -14,6 +14,7 @@ from talaria_bench.history.bench import live, shortest
 from talaria_bench.history.disks import KilledError
 from talaria_bench.history.faults import KINDS, LIFE, Fault, Plan, draw, still
 from talaria_bench.history.shorten import shortened
+from talaria_coordinator.storage.updates import Updates
 from talaria_edge.storage import tensor_files
 
 
@@ -161,16 +162,15 @@ def takes_what_was_made_for_another_round(service):
 
 
 def gives_receipts_for_what_it_did_not_keep(service):
-    real = service.store.keep_update
+    class Forgetful(Updates):
+        def keep(self, fleet, attempt, device, **facts):
+            row = super().keep(fleet, attempt, device, **facts)
+            with service.store.database.engine.begin() as tx:
+                tx.exec_driver_sql("DELETE FROM findings WHERE attempt = ? AND device = ?", (attempt, device))
+                tx.exec_driver_sql("DELETE FROM updates WHERE attempt = ? AND device = ?", (attempt, device))
+            return row
 
-    def keep(fleet, attempt, device, **facts):
-        row = real(fleet, attempt, device, **facts)
-        with service.store._engine.begin() as tx:
-            tx.exec_driver_sql("DELETE FROM findings WHERE attempt = ? AND device = ?", (attempt, device))
-            tx.exec_driver_sql("DELETE FROM updates WHERE attempt = ? AND device = ?", (attempt, device))
-        return row
-
-    service.store.keep_update = keep
+    service.store.updates = Forgetful(service.store.database)
 
 
 def never_opens_again_after_a_round(service):

@@ -89,8 +89,8 @@ class House:
         return [item for item in self.told if item["event"] == event]
 
     def shared(self):
-        self.store.verify_log()
-        return global_model.decode_model(self.run, self.blobs.get(self.store.fleet("watch").model_digest))
+        self.store.audit.verify()
+        return global_model.decode_model(self.run, self.blobs.get(self.store.fleets.get("watch").model_digest))
 
     def private(self, name):
         with DeviceStore(self.folder / name, "watch", name) as store:
@@ -137,7 +137,7 @@ def test_a_link_that_loses_doubles_and_reorders_changes_no_byte(house, a_run, se
     assert tensors.equal(one.shared(), simulated.shared)
     for name in one.data:
         assert tensors.equal(one.private(name), simulated.private[name])
-    assert [row.failure for row in one.store.attempts("watch")] == [None] * 3
+    assert [row.failure for row in one.store.attempts.of("watch")] == [None] * 3
 
 
 def test_bytes_that_come_all_at_once_are_counted_for_the_rounds_they_are_for(house, monkeypatch):
@@ -153,7 +153,7 @@ def test_bytes_that_come_all_at_once_are_counted_for_the_rounds_they_are_for(hou
     monkeypatch.setattr(Loop, "receive", in_bursts)
     _, *results = run_all(one.serve(), *map(one.agent, one.data))
     for result in results:
-        shared_model = len(one.blobs.get(one.store.fleet("watch").model_digest))
+        shared_model = len(one.blobs.get(one.store.fleets.get("watch").model_digest))
         assert list(result["traffic"]) == ["1", "2", "3", "4"]
         assert all(round["down"] > shared_model for round in result["traffic"].values())
 
@@ -171,7 +171,7 @@ def test_bytes_down_are_what_was_sent_also_what_was_lost_and_sent_again(house, m
 
     monkeypatch.setattr(Hub, "publish", loses_the_first)
     run_all(one.serve(), *map(one.agent, one.data))
-    first = one.store.attempts("watch")[0]
+    first = one.store.attempts.of("watch")[0]
     assert first.down > 1.9 * first.dense * len(one.data)
 
 
@@ -192,7 +192,7 @@ def test_a_newcomer_gets_the_last_body_and_a_model_of_its_own(house, a_run):
     assert result["rounds"] == 0
     assert (one.folder / "nina" / "personal.safetensors").exists()
     assert one.private("nina") is None
-    assert "nina" not in one.store.fleet("watch").roster
+    assert "nina" not in one.store.fleets.get("watch").roster
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_device_that_cannot_learn_declines_and_the_others_go_on(house, a_run, 
     (result,) = run_all(story())
     assert reason in result["error"]
     assert any(reason in e["reason"] for e in one.of("progress") if e["phase"] == "declined" and e["device"] == "carl")
-    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts.of("watch")[0].counted == ((1, "anna"), (1, "bela"))
     assert tensors.equal(one.shared(), one.simulated(("anna", "bela")).shared)
 
 
@@ -241,7 +241,7 @@ def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, m
         await asyncio.gather(one.serve(), *map(one.agent, one.data))
 
     run_all(story())
-    rows = one.store.attempts("watch")
+    rows = one.store.attempts.of("watch")
     assert rows[0].failure is not None
     assert [row.round for row in rows if row.failure is None] == [1, 2]
     simulated = one.simulated()
@@ -288,7 +288,7 @@ def test_a_device_whose_training_went_astray_declines_and_keeps_its_place(house,
     (declined,) = (item for item in one.of("progress") if item["phase"] == "declined")
     assert declined["device"] == "carl"
     assert "cannot be sent" in declined["reason"]
-    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts.of("watch")[0].counted == ((1, "anna"), (1, "bela"))
 
 
 @pytest.mark.usefixtures("carl_is_off")
@@ -298,11 +298,11 @@ def test_an_update_that_is_not_finite_is_refused_and_its_device_shut_out(house, 
     played(one)
     (quarantined,) = one.of("quarantined")
     assert quarantined["device"] == "carl"
-    assert {d.device: d.quarantine is not None for d in one.store.devices("watch")}["carl"]
-    assert [(u.device, u.status) for u in one.store.updates("watch", 1)] == [
+    assert {d.device: d.quarantine is not None for d in one.store.devices.of("watch")}["carl"]
+    assert [(u.device, u.status) for u in one.store.updates.of("watch", 1)] == [
         ("anna", "counted"), ("bela", "counted"), ("carl", "rejected"),
     ]  # fmt: skip
-    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "bela"))
+    assert one.store.attempts.of("watch")[0].counted == ((1, "anna"), (1, "bela"))
 
 
 def test_a_second_coordinator_takes_over_and_the_first_stops(house, a_run):
@@ -320,7 +320,7 @@ def test_a_second_coordinator_takes_over_and_the_first_stops(house, a_run):
 
     run_all(story())
     first, second = (service._conductor.fleet.epoch for service in one.services)
-    assert first < second == one.store.fleet("watch").epoch
+    assert first < second == one.store.fleets.get("watch").epoch
 
 
 def test_private_state_of_another_run_is_not_used(house, a_run):
@@ -385,7 +385,7 @@ def test_whatever_goes_wrong_while_it_learns_costs_a_device_the_round_and_not_it
     run_all(story())
     (declined,) = (item for item in one.of("progress") if item["phase"] == "declined")
     assert (declined["device"], type(trouble).__name__ in declined["reason"]) == ("carl", True)
-    assert [r.counted for r in one.store.attempts("watch")] == [
+    assert [r.counted for r in one.store.attempts.of("watch")] == [
         ((1, "anna"), (1, "bela")), ((2, "anna"), (2, "bela"), (2, "carl")),
     ]  # fmt: skip
 
@@ -449,7 +449,7 @@ def test_an_agent_that_nobody_foresaw_to_fail_is_not_the_end_of_the_others(house
     assert not any("error" in result for result in found.values())
     (failed,) = one.of("failed")
     assert (failed["device"], failed["error"]) == ("carl", "AttributeError: nobody foresaw this")
-    assert one.store.attempts("watch")[-1].counted == tuple((1, name) for name in one.data)
+    assert one.store.attempts.of("watch")[-1].counted == tuple((1, name) for name in one.data)
 
 
 def test_a_device_that_cannot_learn_the_run_declines_at_once(house, a_run, monkeypatch):
@@ -485,7 +485,7 @@ def test_a_device_that_cannot_learn_the_run_declines_at_once(house, a_run, monke
 
 def damaged(one, device):
     """The bytes of this device's stored update are no longer what they were."""
-    (row,) = (u for u in one.store.updates("watch", 1) if u.device == device)
+    (row,) = (u for u in one.store.updates.of("watch", 1) if u.device == device)
     path = one.blobs.folder / row.digest[:2] / row.digest[2:]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
@@ -509,8 +509,8 @@ def test_an_update_that_the_disk_lost_is_left_out_and_its_device_is_not_blamed(h
     (left,) = one.of("left-out")
     assert (left["device"], "damaged" in left["reason"]) == ("bela", True)
     assert not one.of("quarantined")
-    assert one.store.attempts("watch")[0].counted == ((1, "anna"), (1, "carl"))
-    assert {u.device: u.status for u in one.store.updates("watch", 1)}["bela"] == "rejected"
+    assert one.store.attempts.of("watch")[0].counted == ((1, "anna"), (1, "carl"))
+    assert {u.device: u.status for u in one.store.updates.of("watch", 1)}["bela"] == "rejected"
 
 
 def test_a_round_of_which_the_disk_lost_everything_fails_and_is_tried_again(house, a_run, monkeypatch):
@@ -526,7 +526,7 @@ def test_a_round_of_which_the_disk_lost_everything_fails_and_is_tried_again(hous
 
     monkeypatch.setattr(CoordinatorLearning, "fold", spoiled)
     played(one)
-    first, second = one.store.attempts("watch")
+    first, second = one.store.attempts.of("watch")
     assert "0 of 3 updates" in first.failure
     assert second.counted == ((2, "anna"), (2, "bela"), (2, "carl"))
     assert not one.of("quarantined")
@@ -564,7 +564,7 @@ def test_a_round_that_is_closed_and_cannot_be_committed_can_be_called_off(house,
         await asyncio.gather(*work[1:], return_exceptions=True)
 
     run_all(story())
-    first, second = one.store.attempts("watch")
+    first, second = one.store.attempts.of("watch")
     assert first.failure == "called off by the operator"
     assert second.counted == ((2, "anna"), (2, "bela"), (2, "carl"))
 
@@ -595,7 +595,7 @@ def test_a_wrong_device_does_not_hold_its_place_for_good_and_who_is_not_asked_is
         await asyncio.gather(wrong, return_exceptions=True)
 
     run_all(story())
-    assert "bela" in {device for _, device in one.store.attempts("watch")[-1].counted}
+    assert "bela" in {device for _, device in one.store.attempts.of("watch")[-1].counted}
 
 
 def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):
@@ -610,7 +610,7 @@ def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):
         await asyncio.gather(serving, *agents.values())  # and not after twenty minutes
 
     run_all(story())
-    assert {(2, "anna"), (2, "bela")} <= set(one.store.attempts("watch")[-1].counted)
+    assert {(2, "anna"), (2, "bela")} <= set(one.store.attempts.of("watch")[-1].counted)
 
 
 def test_a_fleet_that_waits_names_who_is_missing(house, monkeypatch):

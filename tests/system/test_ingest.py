@@ -63,7 +63,7 @@ def test_a_fleet_with_keys_on_postgresql_loses_nothing_with_its_workers(keyed, p
 
     def noted():
         with one.store as store:
-            return store.fleet("watch").workers
+            return store.fleets.get("watch").workers
 
     one.live(scenario)
     assert noted() == (), "none is left when the coordinator has gone"

@@ -39,7 +39,7 @@ def test_an_owner_takes_a_device_out_while_a_round_waits_for_it(fleet, a_run, co
     assert "carl leaves for good by its owner's hand" in told
     assert "1 left for good, 1 of them by their owner's hand" in told
     with Store(one.folder / "state" / "coordinator.db") as store:
-        assert len([event for event in store.events("watch") if event["kind"] == "device-retired"]) == 1
+        assert len([event for event in store.audit.events("watch") if event["kind"] == "device-retired"]) == 1
     again = one.agents(broker, "carl")
     assert again.end() == 1
     assert "this device left its fleet 'watch' for good" in again.errors

@@ -49,8 +49,8 @@ def test_a_run_that_is_extended_twice_is_to_the_byte_the_longer_one(fleet, a_run
         assert tensors.equal(one.private(name), simulated.private[name])
     state = one.folder / "state"
     with Store(state / "coordinator.db") as store:
-        assert [row.round for row in store.attempts("watch") if row.model_digest] == [1, 2, 3, 4]
-        assert [event["rounds"] for event in store.events("watch") if event["kind"] == "run-extended"] == [3, 4]
+        assert [row.round for row in store.attempts.of("watch") if row.model_digest] == [1, 2, 3, 4]
+        assert [event["rounds"] for event in store.audit.events("watch") if event["kind"] == "run-extended"] == [3, 4]
         assert not check(store, FolderBlobs(state / "blobs")).damage
 
 
@@ -69,7 +69,7 @@ def test_orders_that_are_given_at_once_are_carried_out_one_after_another(fleet, 
         coordinator.process.send_signal(signal.SIGCONT)
         assert {answer.result(120) for answer in given_} <= {"running", "paused"}
     with Store(config.state / "coordinator.db") as store:
-        known = store.fleet("watch")
+        known = store.fleets.get("watch")
     assert (Run.from_json(known.run).rounds, known.status) == (5, "paused")
     coordinator.close()
 
@@ -136,9 +136,9 @@ def test_another_run_begins_from_the_last_model_with_one_class_more(fleet, a_run
     assert (again.end(), agents.end()) == (0, 0)
     state = one.folder / "state"
     with Store(state / "coordinator.db") as store:
-        known, blobs = store.fleet("watch"), FolderBlobs(state / "blobs")
-        first, second = [event for event in store.events("watch") if event["kind"] == "run-followed"]
-        rows = {row.round: row for row in store.attempts("watch") if row.model_digest}
+        known, blobs = store.fleets.get("watch"), FolderBlobs(state / "blobs")
+        first, second = [event for event in store.audit.events("watch") if event["kind"] == "run-followed"]
+        rows = {row.round: row for row in store.attempts.of("watch") if row.model_digest}
         assert not check(store, blobs).damage
     last = Run.from_json(known.run)
     assert (known.round, known.status, last.spec.classes, len(last.follows)) == (4, "done", 5, 2)
@@ -203,12 +203,12 @@ def test_who_is_away_for_a_season_is_not_drawn():
 
 def test_who_was_here_when_the_coordinator_ended_was_not_away(tmp_path):
     with Store(tmp_path / "db") as store:
-        store.enter("watch", "{}", "0" * 64, "0" * 64)
+        store.fleets.enter("watch", "{}", "0" * 64, "0" * 64)
         for name in ("anna", "bela"):
-            store.see("watch", name, 1, {}, online=name == "anna")
+            store.devices.see("watch", name, 1, {}, online=name == "anna")
         before = time.time()
-        store.enter("watch", "{}", "0" * 64, "0" * 64)
-        anna, bela = store.devices("watch")
+        store.fleets.enter("watch", "{}", "0" * 64, "0" * 64)
+        anna, bela = store.devices.of("watch")
     assert (anna.online, bela.online) == (False, False)
     assert bela.seen < before <= anna.seen
 
@@ -228,8 +228,8 @@ def test_a_run_that_gates_refuse_is_called_off_and_the_one_before_comes_back(fle
         assert (coordinator.end(), agents.end()) == (0, 0)
         with Store(one.folder / "state" / "coordinator.db") as store:
             assert not check(store, FolderBlobs(one.folder / "state" / "blobs")).damage
-            assert store.fleet("watch").round == rounds
-            return store.fleet("watch"), store.events("watch", 500), agents.events
+            assert store.fleets.get("watch").round == rounds
+            return store.fleets.get("watch"), store.audit.events("watch", 500), agents.events
 
     before, *_ = learned(2)
     private = {name: one.private(name) for name in one.devices}

@@ -103,8 +103,8 @@ class Fleet:
     def counted(self):
         """By round, in how many updates each device counted."""
         with Store(self.one.folder / "state" / "coordinator.db") as store:
-            store.verify_log()
-            rows = [row for row in store.attempts("watch") if row.counted is not None]
+            store.audit.verify()
+            rows = [row for row in store.attempts.of("watch") if row.counted is not None]
             return {row.round: sorted(device for _, device in row.counted) for row in rows}
 
 

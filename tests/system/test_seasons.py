@@ -52,7 +52,7 @@ def test_a_run_that_does_as_well_goes_on_with_all(fleet, a_run, ask):
     assert given(load_config(one.config), Order("next", rounds=4, classes=4)) == "running"
     learned_by(one, shown)
     with Store(one.folder / "state" / "coordinator.db") as store:
-        (passed,) = [event for event in store.events("watch", 500) if event["kind"].startswith("canary-")]
+        (passed,) = [event for event in store.audit.events("watch", 500) if event["kind"].startswith("canary-")]
     assert (passed["kind"], passed["answered"], passed["refused"]) == ("canary-passed", 1, 0)
 
 
@@ -67,8 +67,8 @@ def test_a_run_that_gates_let_pass_goes_on_with_all(fleet, a_run):
     state = one.folder / "state"
     with Store(state / "coordinator.db") as store:
         assert not check(store, FolderBlobs(state / "blobs")).damage
-        fleet_, events = store.fleet("watch"), store.events("watch", 500)
-        rows = {row.round: row for row in store.attempts("watch") if row.model_digest}
+        fleet_, events = store.fleets.get("watch"), store.audit.events("watch", 500)
+        rows = {row.round: row for row in store.attempts.of("watch") if row.model_digest}
     (passed,) = [event for event in events if event["kind"] == "canary-passed"]
     assert (passed["asked"], passed["answered"], passed["refused"]) == (1, 1, 0)
     (tried,) = passed["members"]
@@ -109,7 +109,7 @@ def tried_and_called_off(one, tmp_path, then):
 
     try:
         run_all(story())
-        return one.store.fleet("watch")
+        return one.store.fleets.get("watch")
     finally:
         one.close()
 

@@ -37,7 +37,7 @@ SECURE = PrivacyConfig(rule=Privacy(secure=True, most_weight=64), step_s=30.0)
 
 def shared_of(fleet):
     with fleet.store as store:
-        data = FolderBlobs(fleet.state / "blobs").get(store.fleet(FLEET).model_digest)
+        data = FolderBlobs(fleet.state / "blobs").get(store.fleets.get(FLEET).model_digest)
     return global_model.decode_model(fleet.run, data)
 
 
@@ -186,7 +186,7 @@ def test_a_budget_is_kept_told_and_ends_the_fleet(keyed, monkeypatch, noise_by):
     asyncio.run(asyncio.wait_for(scenario(), 100))
     assert list(fleet.counted()) == [1, 2, 3, 4]
     with fleet.store as store:
-        record = store.fleet(FLEET)
+        record = store.fleets.get(FLEET)
     assert record.status == "paused"
     assert record.spent.rounds == dict.fromkeys(FOUR, 4)
     assert epsilon - 1e-6 < record.spent.epsilon <= epsilon
@@ -210,8 +210,8 @@ def test_a_length_that_follows_the_devices_goes_where_simulation_sends_it(keyed,
     fleet.live(nothing)
     assert tensors.equal(shared_of(fleet), simulated(fleet))
     with fleet.store as store:
-        record = store.fleet(FLEET)
-        assert [one.means for one in store.attempts(FLEET)] == [{}, {}, {}]
+        record = store.fleets.get(FLEET)
+        assert [one.means for one in store.attempts.of(FLEET)] == [{}, {}, {}]
         server = codec.decode_tensors(FolderBlobs(fleet.state / "blobs").get(record.server), schema=None)
     clip = clip_in(server)
     assert clip > 0.05, "all are longer than the first length"
@@ -226,8 +226,8 @@ def test_a_length_that_follows_with_a_budget_is_told(keyed):
     told = views.fleet(FLEET).privacy
     views.close()
     with fleet.store as store:
-        record = store.fleet(FLEET)
-        assert [one.means for one in store.attempts(FLEET)] == [{}, {}]
+        record = store.fleets.get(FLEET)
+        assert [one.means for one in store.attempts.of(FLEET)] == [{}, {}]
     for name in FOUR:  # and the card of what each device has made for itself
         own = fleet.folder / name / "personal.safetensors"
         _, facts = tensor_files.unpack(own.read_bytes(), own, "train again")
@@ -257,7 +257,7 @@ def test_metrics_are_told_as_means_alone(keyed):
     own = [one["metrics"] for one in fleet.of("trained")]
     assert len(own) == 8
     with fleet.store as store:
-        told = [attempt.means for attempt in store.attempts(FLEET)]
+        told = [attempt.means for attempt in store.attempts.of(FLEET)]
     for means, devices in zip(told, (own[:4], own[4:]), strict=True):
         for name in rule.metrics:
             # Each of four is rounded to a step of one over (2^31 - 1) / 4.
@@ -377,7 +377,7 @@ def test_a_round_whose_sum_was_to_open_is_paid_for_whatever_comes_of_it(keyed, m
     asyncio.run(asyncio.wait_for(scenario(), 100))
     assert fleet.counted() == {1: []}
     with fleet.store as store:
-        spent = store.fleet(FLEET).spent
+        spent = store.fleets.get(FLEET).spent
     assert (spent.rounds, spent.version) == (dict.fromkeys(FOUR, 1), 1)
     assert spent.epsilon == pytest.approx(epsilon(2.0, 1, 1e-5))
 
@@ -406,7 +406,7 @@ def test_a_round_that_is_called_off_while_it_opens_is_paid_for_and_not_made_agai
     asyncio.run(asyncio.wait_for(scenario(), 100))
     assert fleet.counted() == {1: [], 2: list(FOUR)}
     with fleet.store as store:
-        assert store.fleet(FLEET).spent.rounds == dict.fromkeys(FOUR, 2)
+        assert store.fleets.get(FLEET).spent.rounds == dict.fromkeys(FOUR, 2)
 
 
 LIES = {

@@ -71,7 +71,7 @@ def test_two_fleets_share_a_broker_and_a_third_fails_alone(tmp_path, a_run):
         assert {i["fleet"] for i in told if i["event"] == "stopped"} == set(runs)
         for config in configs:
             store = Store(config.database)
-            model = FolderBlobs(config.state / "blobs").get(store.fleet(config.name).model_digest)
+            model = FolderBlobs(config.state / "blobs").get(store.fleets.get(config.name).model_digest)
             store.close()
             simulated = simulate(config.run, {n: Member(n, d.train, d.val) for n, d in DATA.items()})
             assert tensors.equal(global_model.decode_model(config.run, model), simulated.shared)

@@ -60,7 +60,7 @@ def test_a_fleet_learns_from_named_inputs_what_was_simulated(tmp_path, monkeypat
                 program.kill()
             program.communicate()
     with Store(tmp_path / "watch" / "state" / "coordinator" / "coordinator.db") as store:
-        assert store.fleet("hermes").model_digest == json.loads(out)["model_digest"]
+        assert store.fleets.get("hermes").model_digest == json.loads(out)["model_digest"]
     bundle = tmp_path / "watch" / "client-0.talaria"
     assert list(open_bundle(bundle).parts) == ["about", "imu", "mask"]
     said = Predictor(bundle)({"imu": imu[:5], "about": about[:5], "mask": mask[:5]})

@@ -54,9 +54,9 @@ def test_a_database_that_falls_silent_holds_up_its_fleet_alone_and_no_longer_tha
     assert {tuple(devices) for devices in fleet.counted().values()} == {("anna", "bela")}
     with fleet.store as store:
         for told in fleet.of("received", outcome="stored"):
-            status = {update.device: update.status for update in store.updates(FLEET, told["attempt"])}
+            status = {update.device: update.status for update in store.updates.of(FLEET, told["attempt"])}
             assert status[told["device"]] in ("stored", "counted")
-        for row in store.attempts(FLEET):  # its last words may have opened a round of which it could not tell
+        for row in store.attempts.of(FLEET):  # its last words may have opened a round of which it could not tell
             assert row.failure in (None, UNANNOUNCED)
-            assert not (row.failure and store.updates(FLEET, row.attempt))
+            assert not (row.failure and store.updates.of(FLEET, row.attempt))
     assert fleet.of("quarantined") == []

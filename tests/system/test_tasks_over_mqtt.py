@@ -55,7 +55,9 @@ def test_a_fleet_learns_numbers_and_serves_them(fleet, command, tmp_path, engine
     assert coordinator.end() == 0, coordinator.errors
     store = Store(folder / "state" / "coordinator" / "coordinator.db")
     try:
-        assert store.fleet("ditto").model_digest == told["model_digest"], "fleet and simulation learned other bytes"
+        assert store.fleets.get("ditto").model_digest == told["model_digest"], (
+            "fleet and simulation learned other bytes"
+        )
     finally:
         store.close()
 

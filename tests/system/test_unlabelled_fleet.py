@@ -50,7 +50,7 @@ async def learned(folder, url, devices):
                 )
         finally:
             worker.shutdown()
-        digest = store.fleet(ALGORITHM).model_digest
+        digest = store.fleets.get(ALGORITHM).model_digest
     private = {}
     for who in devices:
         with DeviceStore(folder / "state" / "devices" / who, ALGORITHM, who) as mine:

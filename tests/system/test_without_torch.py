@@ -76,7 +76,7 @@ def test_devices_that_train_with_programs_learn_what_is_simulated(fleet, a_run, 
         assert tensors.equal(one.private(device), simulated.private[device]), device
     with Store(one.folder / "state" / "coordinator.db") as store:
         name = load_config(one.config).name
-        sent = [attempt.down for attempt in store.attempts(name) if attempt.failure is None]
+        sent = [attempt.down for attempt in store.attempts.of(name) if attempt.failure is None]
     # A link that stalls is sent some of it again.
     assert all(down >= facts.bytes_down for down, facts in zip(sent, simulated.history, strict=True))
 

@@ -44,7 +44,7 @@ def test_the_written_fleet_learns_what_was_simulated(fleet, command, mine, tmp_p
     assert coordinator.end() == 0, coordinator.errors
     store = Store(folder / "state" / "coordinator" / "coordinator.db")
     try:
-        assert store.fleet("fedavg_ft").model_digest == told["model_digest"], (
+        assert store.fleets.get("fedavg_ft").model_digest == told["model_digest"], (
             "the fleet's last global model is not the simulation's"
         )
     finally:

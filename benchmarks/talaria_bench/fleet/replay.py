@@ -78,7 +78,7 @@ def audit(
         with Store(state / "coordinator.db") as store:
             ledger, every, updates = _promised(store, fleet, receipts)
             try:
-                ledger.log = store.verify_log()
+                ledger.log = store.audit.verify()
             except StateError as error:
                 ledger.wrong.append(str(error))
             learning = Learning(run, FolderBlobs(state / "blobs"), privacy=privacy)
@@ -98,17 +98,17 @@ def promised(state: Path, fleet: str, receipts: Iterable[Receipt]) -> Ledger:
 def _promised(
     store: Store, fleet: str, receipts: Iterable[Receipt]
 ) -> tuple[Ledger, list[Attempt], dict[int, list[Received]]]:
-    ledger, every = Ledger(), store.attempts(fleet)
-    updates = {row.attempt: store.updates(fleet, row.attempt) for row in every}
+    ledger, every = Ledger(), store.attempts.of(fleet)
+    updates = {row.attempt: store.updates.of(fleet, row.attempt) for row in every}
     promises(ledger, every, updates, receipts)
-    twice(ledger, every, store.events(fleet, last=10**9), updates)
+    twice(ledger, every, store.audit.events(fleet, last=10**9), updates)
     return ledger, every, updates
 
 
 def counted_in(state: Path, fleet: str) -> list[list[str]]:
     """The devices in each committed global model, the first one first."""
     with Store(state / "coordinator.db") as store:
-        return [[device for _, device in row.counted] for row in store.attempts(fleet) if row.counted]
+        return [[device for _, device in row.counted] for row in store.attempts.of(fleet) if row.counted]
 
 
 def promises(

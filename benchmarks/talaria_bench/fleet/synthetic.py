@@ -57,7 +57,7 @@ def write_config(
 def first_value(state: Path, fleet: str) -> float | None:
     """The value of the last global model at the place that each device makes its own: the first in the file."""
     with Store(state / "coordinator.db") as store:
-        known = store.fleet(fleet)
+        known = store.fleets.get(fleet)
     if known is None:
         return None
     return _first(Run.from_json(known.run, allow=None), FolderBlobs(state / "blobs").get(known.model_digest))

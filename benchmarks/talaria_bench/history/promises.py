@@ -89,7 +89,7 @@ class Promises:
 
     def look(self, store: Store, blobs: Blobs) -> None:
         """Compare what is new in the record with what must be there."""
-        known = {row.attempt: row for row in store.attempts(self.fleet, last=40)}
+        known = {row.attempt: row for row in store.attempts.of(self.fleet, last=40)}
         for row in (known[n] for n in sorted(known) if n > self.record.checked):
             if row.closed is None:
                 break
@@ -98,7 +98,7 @@ class Promises:
                 self._committed(store, blobs, row.attempt, row.round, str(row.model_digest), row.counted)
             self.record = replace(self.record, checked=row.attempt)
         for number, device, digest in sorted(self._unsettled):
-            mine = [u for u in store.updates(self.fleet, number) if u.device == device]
+            mine = [u for u in store.updates.of(self.fleet, number) if u.device == device]
             if not mine or mine[0].digest != digest or mine[0].status not in ("stored", "counted"):
                 self._lost(number, device, f"the record holds {mine[0].status if mine else 'nothing'}", digest)
                 continue
@@ -122,7 +122,7 @@ class Promises:
         """A round begins from the last global model; after a run that was called off, from the one before its trial."""
         if base == self.record.digest or not self.record.digest:
             return
-        off = [e for e in store.events(self.fleet, 10_000) if e["kind"] == "canary-called-off"]
+        off = [e for e in store.audit.events(self.fleet, 10_000) if e["kind"] == "canary-called-off"]
         if not off or off[-1]["seq"] <= self.record.off or off[-1]["model_digest"] != base:
             raise BrokenError("model", f"attempt {number} begins from {base[:12]}, which is not the last global model")
         model = exact.opened(blobs.get(base))
@@ -141,7 +141,7 @@ class Promises:
             raise BrokenError("model", f"attempt {number} committed round {round} after {self.record.round}")
         now, seen = self.record.model, self.record.counted
         for made, device in sorted(counted, key=lambda pair: (pair[1], pair[0])):
-            row = next(u for u in store.updates(self.fleet, made) if u.device == device)
+            row = next(u for u in store.updates.of(self.fleet, made) if u.device == device)
             if (device, row.digest) in seen:
                 raise BrokenError("twice", f"attempt {number} counts again the update {row.digest[:12]} of {device}")
             seen |= {(device, row.digest)}
@@ -158,19 +158,19 @@ class Promises:
         """The whole record once more, from its beginning, and the chain of its log."""
         self.look(store, blobs)
         try:
-            store.verify_log()
+            store.audit.verify()
         except StateError as error:
             raise BrokenError("model", str(error)) from None
-        for event in store.events(self.fleet, 10_000):
+        for event in store.audit.events(self.fleet, 10_000):
             if event["kind"] == "canary-passed" and event["identity"] in self.refused:
                 raise BrokenError(
                     "canary", f"all gates refuse the run {event['identity'][:12]}, and it passed its trial"
                 )
         before = dict(exact.ZERO)
-        for row in store.attempts(self.fleet):
+        for row in store.attempts.of(self.fleet):
             if row.model_digest is None or row.counted is None:
                 continue
-            mine = [u for made, device in row.counted for u in store.updates(self.fleet, made) if u.device == device]
+            mine = [u for made, device in row.counted for u in store.updates.of(self.fleet, made) if u.device == device]
             after = exact.opened(blobs.get(row.model_digest))
             # A backup holds global models, and no updates that are folded into them.
             if all(blobs.has(u.digest) and u.digest not in self.damaged for u in mine):

@@ -283,13 +283,13 @@ class World:
         record = self._record()
         if record is None:
             return False
-        online = {row.device for row in record[0].devices(FLEET) if row.online}
+        online = {row.device for row in record[0].devices.of(FLEET) if row.online}
         return set(there) <= online and not self._gone & online
 
     def _retired(self) -> set[str]:
         """Who has left for good, by the record."""
         record = self._record()
-        return set() if record is None else {d.device for d in record[0].devices(FLEET) if d.retired is not None}
+        return set() if record is None else {d.device for d in record[0].devices.of(FLEET) if d.retired is not None}
 
     def _stuck(self, missing: list[str]) -> str:
         commits = self.promises.commits
@@ -385,7 +385,7 @@ class World:
                 cause = sqlite3.OperationalError(f"disk I/O error or full: {error.strerror}")
                 raise OperationalError("COMMIT", {}, cause) from cause
 
-        event.listen(store._engine, "commit", committing)
+        event.listen(store.database.engine, "commit", committing)
         return store
 
     def _service(self, machine: Machine, config: FleetConfig, store: Store, blobs: Any) -> Service:
@@ -495,7 +495,7 @@ class World:
             self._readers[config.state] = store = Store(config.database)
             self._stores.append(store)
         store = self._readers[config.state]
-        return None if store.fleet(FLEET) is None else (store, FolderBlobs(config.state / "blobs"))
+        return None if store.fleets.get(FLEET) is None else (store, FolderBlobs(config.state / "blobs"))
 
     # -- what the operator does
 
@@ -582,7 +582,7 @@ class World:
         with held(config.state):
             store = self._opened(config, machine)
             try:
-                fleet = store.fleet(FLEET)
+                fleet = store.fleets.get(FLEET)
                 if fleet is None:
                     raise StateError("the fleet was never served")
                 carry_out(order, fleet, config, store, open_blobs(config), exact.ExactLearning)
@@ -593,7 +593,7 @@ class World:
     def _fleet(self) -> Fleet | None:
         """The fleet's record; the runs that its gates refuse are known by it."""
         record = self._record()
-        fleet = None if record is None else record[0].fleet(FLEET)
+        fleet = None if record is None else record[0].fleets.get(FLEET)
         if fleet is not None:
             run = Run.from_json(fleet.run)
             if run.seed in self._refuses:
@@ -753,8 +753,8 @@ class World:
         record = self._record()
         if record is not None:
             store, blobs = record
-            for row in store.open_attempts(FLEET):
-                for update in store.updates(FLEET, row.attempt):
+            for row in store.attempts.unclosed(FLEET):
+                for update in store.updates.of(FLEET, row.attempt):
                     path = blobs.folder / update.digest[:2] / update.digest[2:]
                     if update.status == "stored" and path.exists():
                         path.write_bytes(b"damaged")

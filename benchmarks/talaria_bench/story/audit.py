@@ -63,12 +63,12 @@ class Record:
     def of(state: Path, fleet: str, receipts: Collection[Receipt], ledger: Ledger) -> Record:
         """What lies in the folder ``state``; ``ledger`` is told what was promised, kept and counted."""
         with Store(state / "coordinator.db") as store:
-            every, events = store.attempts(fleet), store.events(fleet, last=10**9)
-            updates = {row.attempt: store.updates(fleet, row.attempt) for row in every}
+            every, events = store.attempts.of(fleet), store.audit.events(fleet, last=10**9)
+            updates = {row.attempt: store.updates.of(fleet, row.attempt) for row in every}
             promises(ledger, every, updates, receipts)
             twice(ledger, every, events, updates)
             try:
-                ledger.log = store.verify_log()
+                ledger.log = store.audit.verify()
             except StateError as error:
                 ledger.wrong.append(str(error))
         digests = {(row.attempt, row.device): row.digest for found in updates.values() for row in found}

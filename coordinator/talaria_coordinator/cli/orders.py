@@ -88,7 +88,7 @@ def next_run(
 
     given_ = load_config(config)
     with open_store(given_, make=False) as store:
-        known = store.fleet(given_.name)
+        known = store.fleets.get(given_.name)
         new = known is not None and as_it_is(given_, store).run.to_json() != known.run
     run = given_.run.to_json() if new else ""
     canary = json.dumps(None if given_.canary is None else asdict(given_.canary))
@@ -130,9 +130,9 @@ def given(config: "FleetConfig", order: "Order") -> str:
         if not ended() and (status := order_box.put(config.state, order, ended)) is not None:
             return status
         with open_store(config, make=False) as store:
-            fleet = store.fleet(config.name)
+            fleet = store.fleets.get(config.name)
             if fleet is None:
                 raise StateError(f"fleet {config.name!r} was never served; there is nothing to {order.verb}")
             life.carry_out(order, fleet, config, store, open_blobs(config))
-            after = store.fleet(config.name)
+            after = store.fleets.get(config.name)
             return fleet.status if after is None else after.status

@@ -55,9 +55,9 @@ def report(
 
     loaded = load_config(config)
     with open_store(loaded, make=False) as store:
-        if store.fleet(loaded.name) is None:
+        if store.fleets.get(loaded.name) is None:
             raise StateError(f"report: the store holds no fleet {loaded.name!r}; serve it first")
-        found = chronicle(store.events(loaded.name, last=10**9, kinds=KINDS))
+        found = chronicle(store.audit.events(loaded.name, last=10**9, kinds=KINDS))
     if out is not None:
         try:
             out.write_text(page(loaded.name, found), encoding="utf-8")

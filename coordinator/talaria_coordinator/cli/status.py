@@ -31,11 +31,13 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
     store = open_store(config, make=False)
     try:
         config = as_it_is(config, store)
-        fleet = store.fleet(config.name)
+        fleet = store.fleets.get(config.name)
         if fleet is None:
             raise StateError(f"status: the store holds no fleet {config.name!r}; it holds {_names(store)}")
-        rounds, devices = store.attempts(config.name, last=SHOWN), store.devices(config.name)
-        idle = fleet.status == "running" and fleet.round < config.run.rounds and not store.open_attempts(config.name)
+        rounds, devices = store.attempts.of(config.name, last=SHOWN), store.devices.of(config.name)
+        idle = (
+            fleet.status == "running" and fleet.round < config.run.rounds and not store.attempts.unclosed(config.name)
+        )
         here = {d.device for d in devices if d.online}
         rest = cohort.resting(fleet.roster, devices, config.away_days, time.time())
         awake = tuple(name for name in fleet.roster if name not in rest)
@@ -49,7 +51,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
             "model_digest": fleet.model_digest,
             "roster": list(fleet.roster),
             "waiting": None if missing is None else missing.facts(),
-            "waits_for": holding(store.machine(config.name)) if fleet.status != "done" else [],
+            "waits_for": holding(store.fleets.machine(config.name)) if fleet.status != "done" else [],
             "resting": sorted(rest),
             "canary": fleet.life.canary.get("members", []),
             "privacy": None if fleet.spent is None else vars(fleet.spent),
@@ -60,10 +62,10 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                     "round": r.round,
                     "cohort": len(r.cohort),
                     "counted": None if r.counted is None else len(r.counted),
-                    **({"clients": store.clients(config.name, r.attempt)} if config.gateways else {}),
+                    **({"clients": store.updates.clients(config.name, r.attempt)} if config.gateways else {}),
                     "failure": r.failure,
                     "seconds": None if r.closed is None else round(r.closed - r.opened, 3),
-                    "bytes_up": sum(u.size for u in store.updates(config.name, r.attempt) if u.status == "counted"),
+                    "bytes_up": sum(u.size for u in store.updates.of(config.name, r.attempt) if u.status == "counted"),
                     "bytes_down": r.down,
                     "bytes_dense": r.dense,
                     "means": dict(r.means),
@@ -82,7 +84,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                 }
                 for d in devices
             ],
-            "events": store.events(config.name, 20),
+            "events": store.audit.events(config.name, 20),
             "certificates": _certificates(config),
         }
     finally:
@@ -236,4 +238,4 @@ def _plain(text: str | None) -> str:
 
 
 def _names(store: Store) -> str:
-    return ", ".join(repr(f.name) for f in store.fleets()) or "none"
+    return ", ".join(repr(f.name) for f in store.fleets.all()) or "none"

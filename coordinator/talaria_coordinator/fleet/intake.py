@@ -152,7 +152,7 @@ class Relayed:
         while True:
             now = self._pool.workers
             if now != known:
-                note, known = partial(self._store.note_workers, self._fleet, now), now
+                note, known = partial(self._store.fleets.note_workers, self._fleet, now), now
                 await insist(note, lambda error: self._hands.tell("error", error=error))
             await asyncio.sleep(NOTED_S)
 
@@ -207,7 +207,7 @@ class Relayed:
     def close(self) -> None:
         self._uploads.close()
         with suppress(StateError):  # the next start forgets them
-            self._store.note_workers(self._fleet, ())
+            self._store.fleets.note_workers(self._fleet, ())
 
 
 def _complain(hands: Hands, upload: a.Complete, error: str) -> None:

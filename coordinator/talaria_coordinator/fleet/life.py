@@ -23,8 +23,8 @@ from talaria_coordinator.storage.store import Store
 
 def as_it_is(config: FleetConfig, store: Store) -> FleetConfig:
     """``config`` with the run that the fleet learns by now, where fleet.toml still gives one that it has gone on from.
-    Any other difference is left to :func:`~talaria_coordinator.storage.store.require_same_run`."""
-    known = store.fleet(config.name)
+    Any other difference is left to :func:`~talaria_coordinator.storage.runs.require_same_run`."""
+    known = store.fleets.get(config.name)
     if known is None or config.run.identity not in known.life.given:
         return config
     run = Run.from_json(known.run, allow=None)
@@ -73,7 +73,7 @@ def follow(
         raise ConfigError(
             f"fleet {fleet.name!r} was called off; `resume` it, then `pause` it or let it learn to its end"
         )
-    if fleet.status not in ("done", "paused") or store.open_attempts(fleet.name):
+    if fleet.status not in ("done", "paused") or store.attempts.unclosed(fleet.name):
         raise ConfigError(
             f"fleet {fleet.name!r} is {fleet.status}, or its last round is not closed yet; `pause` it, and try again "
             "when the round is over"
@@ -104,7 +104,7 @@ def follow(
             "makes the new one when a device asks"
         )
     model, server, facts = learning_of(config, run, blobs, learn).after(old, fleet, config.state)
-    store.follow(fleet, run, model, server, (given.identity, old.identity), facts, canary)
+    store.runs.follow(fleet, run, model, server, (given.identity, old.identity), facts, canary)
 
 
 def _with_trial(config: FleetConfig, said: str) -> FleetConfig:
@@ -143,7 +143,7 @@ def gates(fleet: Fleet, store: Store) -> dict[str, bool]:
     tried = fleet.life.canary
     if not tried:
         return {}
-    said = {d.device: d.profile.get("gate") for d in store.devices(fleet.name) if d.device in tried["members"]}
+    said = {d.device: d.profile.get("gate") for d in store.devices.of(fleet.name) if d.device in tried["members"]}
     mine = {name: g for name, g in said.items() if isinstance(g, dict) and g.get("run") == tried["identity"][:16]}
     return {name: gate.get("deployed") is True for name, gate in mine.items()}
 
@@ -161,17 +161,17 @@ def judge(fleet: Fleet, store: Store, *, least: int = 1, by_order: bool = False)
     off = by_order or not said or no > tried["refused"] * len(said)
     lost = no > tried["refused"] * members or members - no < least
     early = fleet.round < tried["gate"] and not by_order
-    still = store.open_attempts(fleet.name)
+    still = store.attempts.unclosed(fleet.name)
     if early and (still or not lost):
         return None  # a round of the run that is open, as after a crash, ends first
     off = off or early
     for row in still if by_order else ():
-        store.fail_attempt(fleet.name, row.attempt, "called off with the run")
+        store.attempts.fail(fleet.name, row.attempt, "called off with the run")
     facts = {"asked": members, "answered": len(said), "refused": no}
     old = Run.from_json(tried["run"], allow=None)
     # The rounds that were learned meanwhile count on, though nothing of them stays.
     back = replace(old, rounds=min(MOST_ROUNDS, old.rounds + fleet.round - fleet.life.began)) if off else None
-    store.end_canary(fleet.name, back, facts)
+    store.runs.end_canary(fleet.name, back, facts)
     return {"called_off": off, **facts}
 
 
@@ -179,7 +179,7 @@ def retire(order: Order, fleet: Fleet, store: Store) -> None:
     """Let a device leave for good (``retire``), or take it in again (``readmit``).
 
     Raises :class:`~talaria.errors.ConfigError` where it is not known, or nobody would be left."""
-    device = next((d for d in store.devices(fleet.name) if d.device == order.device), None)
+    device = next((d for d in store.devices.of(fleet.name) if d.device == order.device), None)
     if device is None:
         raise unknown(order.device)
     if (device.retired is not None) == (order.verb == "retire"):
@@ -187,7 +187,7 @@ def retire(order: Order, fleet: Fleet, store: Store) -> None:
         raise ConfigError(f"device {order.device!r} {state}; there is nothing to {order.verb}")
     if order.verb == "retire" and fleet.roster == (order.device,):
         raise ConfigError(f"device {order.device!r} is the last member; `pause` the fleet instead")
-    store.retire(fleet.name, order.device, order.verb == "retire", order.reason)
+    store.devices.retire(fleet.name, order.device, order.verb == "retire", order.reason)
 
 
 def carry_out(
@@ -205,7 +205,7 @@ def carry_out(
     if order.verb == "extend":
         require_own(config, "extend")
         require_room(fleet, order.rounds)
-        store.extend(fleet.name, order.rounds)
+        store.runs.extend(fleet.name, order.rounds)
         return
     if order.verb in ("quarantine", "release"):
         raise ConfigError(
@@ -214,6 +214,6 @@ def carry_out(
         )
     status, _ = decide(order, fleet, CoordinatorState())
     if status is not None:
-        store.set_status(fleet.name, status, order.reason)
+        store.fleets.set_status(fleet.name, status, order.reason)
     if order.verb == "abort":
         judge(fleet, store, by_order=True)

@@ -30,7 +30,8 @@ from talaria_coordinator.fleet.notices import Folded, FoldFailed
 from talaria_coordinator.fleet.secure import Secure
 from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
 from talaria_coordinator.storage.records import Fleet, Spent
-from talaria_coordinator.storage.store import Store, require_same_run
+from talaria_coordinator.storage.runs import require_same_run
+from talaria_coordinator.storage.store import Store
 
 AWAY_S = 120.0
 """Seconds after which somebody else tries a run in the place of a device that is away."""
@@ -74,10 +75,10 @@ class Conductor:
         Raises :class:`~talaria.errors.ConfigError` where the stored fleet learns another run, and
         :class:`~talaria.errors.StateError` where something is missing or damaged, or cannot be what it seems.
         """
-        known = self.store.fleet(self.config.name)
+        known = self.store.fleets.get(self.config.name)
         _ = self._learning.aggregator
         if known is None:
-            if not self.store.fleets():
+            if not self.store.fleets.all():
                 self._learning.require_unused()
             return 0
         require_same_run(known, self.config.run.to_json())
@@ -88,33 +89,33 @@ class Conductor:
     def begin(self, above: int = 0) -> CoordinatorState:
         """Enter the store as a new epoch, above ``above``; the machine as it was saved last."""
         name, run = self.config.name, self.config.run.to_json()
-        known = self.store.fleet(name)
+        known = self.store.fleets.get(name)
         model_digest, server = (known.model_digest, known.server) if known else self._learning.first()
-        self.fleet: Fleet = self.store.enter(name, run, model_digest, server, above=above)
+        self.fleet: Fleet = self.store.fleets.enter(name, run, model_digest, server, above=above)
         self.refresh()
-        self._begun = time.time(), max((d.seen for d in self.store.devices(name)), default=0.0)
+        self._begun = time.time(), max((d.seen for d in self.store.devices.of(name)), default=0.0)
         return self._machine()
 
     def _machine(self) -> CoordinatorState:
-        saved = self.store.machine(self.config.name)
+        saved = self.store.fleets.machine(self.config.name)
         if saved:
             return CoordinatorState.load(saved)
         # A new fleet, or one whose protocol state a migration let go of: the store knows who is shut out.
-        devices = self.store.devices(self.config.name)
+        devices = self.store.devices.of(self.config.name)
         return CoordinatorState(peers={d.device: Peer(out=d.quarantine) for d in devices if d.quarantine})
 
     def refresh(self) -> None:
         """Read the fleet's record again."""
-        fleet = self.store.fleet(self.config.name)
+        fleet = self.store.fleets.get(self.config.name)
         if fleet is None:
             raise StateError(f"fleet {self.config.name!r} is gone from the store; restore it from a backup")
         self.fleet = fleet
-        self._retired = {d.device for d in self.store.devices(self.config.name) if d.retired is not None}
+        self._retired = {d.device for d in self.store.devices.of(self.config.name) if d.retired is not None}
 
     def left(self, device: str) -> None:
         """Its owner took a device out of the fleet for good; said twice, it is kept once."""
         if device not in self._retired:
-            self.store.retire(self.config.name, device, True, by="owner")
+            self.store.devices.retire(self.config.name, device, True, by="owner")
             self._hands.tell("left", device=device, reason=LEFT)
             self.refresh()
 
@@ -127,18 +128,18 @@ class Conductor:
         """The sha256 of the updates in the store that may still count, by (round, device)."""
         stale = [number for number, machine in state.attempts.items() if machine.stale]
         found = {}
-        for row in self.store.open_attempts(self.config.name, stale):
-            for update in self.store.updates(self.config.name, row.attempt):
+        for row in self.store.attempts.unclosed(self.config.name, stale):
+            for update in self.store.updates.of(self.config.name, row.attempt):
                 if update.status == "stored":
                     found[row.attempt, update.device] = bytes.fromhex(update.digest)
         return found
 
     def settle(self, state: CoordinatorState) -> None:
         """After a start: fail what was open in the store and is not in the machine."""
-        for row in self.store.open_attempts(self.config.name):
+        for row in self.store.attempts.unclosed(self.config.name):
             machine = state.attempts.get(row.attempt)
             if machine is None or machine.phase in ("failed", "carried"):
-                self.store.fail_attempt(self.config.name, row.attempt, UNANNOUNCED)
+                self.store.attempts.fail(self.config.name, row.attempt, UNANNOUNCED)
 
     def caught_up(self) -> None:
         """The fleet's record has moved on to a later global model, and the next round may begin from that."""
@@ -177,7 +178,7 @@ class Conductor:
         if reason:
             self._end(reason)
             return
-        row = self.store.open_attempt(self.config.name, asked.round, asked.cohort, self.fleet.model_digest)
+        row = self.store.attempts.open(self.config.name, asked.round, asked.cohort, self.fleet.model_digest)
         self._hands.tell(
             "round-opened", attempt=row.attempt, round=asked.round, cohort=len(asked.cohort), online=asked.online
         )
@@ -200,7 +201,7 @@ class Conductor:
 
     def _end(self, reason: str) -> None:
         """No round follows, though some were asked for: the fleet serves what it has learned."""
-        self.store.set_status(self.config.name, "paused")
+        self.store.fleets.set_status(self.config.name, "paused")
         self.refresh()
         self._hands.tell("budget-spent", round=self.fleet.round, reason=reason)
 
@@ -208,7 +209,7 @@ class Conductor:
         """Tell what is waited for: nobody should have to guess who is missing."""
         if not self._waiting.due(time.monotonic()):
             return
-        devices = self.store.devices(self.config.name)
+        devices = self.store.devices.of(self.config.name)
         found = waits(self._draw, self.fleet.round + 1, roster, devices, self._here)
         if found is not None:
             self._hands.tell("waiting", **found.facts())
@@ -222,7 +223,7 @@ class Conductor:
             spent = self._learning.promises(self.fleet, asked.cohort)
             told = {name: {**said, "privacy": spent[name]} if spent else said for name in asked.cohort}
             return {name: json.dumps(one).encode() for name, one in told.items()}
-        last = self.store.counted_rounds(self.config.name)
+        last = self.store.updates.counted_rounds(self.config.name)
         return {name: json.dumps({"round": asked.round, "after": last.get(name, 0)}).encode() for name in asked.cohort}
 
     def _refilled(self) -> tuple[str, ...]:
@@ -233,7 +234,7 @@ class Conductor:
             if new:
                 self._fix(tuple(sorted({*roster, *new})))
         elif roster and not self.config.members and set(roster) & self._shut_out:
-            found = cohort.refilled(roster, self.store.devices(self.config.name))
+            found = cohort.refilled(roster, self.store.devices.of(self.config.name))
             if found != roster:
                 self._fix(found)
         return self.fleet.roster
@@ -244,7 +245,7 @@ class Conductor:
             return roster
         if now >= self._look_again:
             self._look_again = now + REST_S
-            devices = self.store.devices(self.config.name)
+            devices = self.store.devices.of(self.config.name)
             found = cohort.resting(roster, devices, self.config.away_days, time.time(), *self._begun)
             if found != self._resting:
                 self._hands.tell("resting", devices=sorted(found))
@@ -272,14 +273,14 @@ class Conductor:
         if len(stay) < len(mine) and free:
             order = seeds.order(len(free), self.config.run.seed, "", self.fleet.round + 1, "canary")
             mine = stay | {free[i] for i in order[: len(mine) - len(stay)]}
-            self.store.replace_canary(self.config.name, sorted(mine))
+            self.store.runs.replace_canary(self.config.name, sorted(mine))
             self.refresh()
             self._hands.tell("canary-members", members=sorted(mine))
         said = gates(self.fleet, self.store)
         return tuple(name for name in roster if name in mine and said.get(name, True))
 
     def _fix(self, roster: tuple[str, ...]) -> None:
-        self.store.set_roster(self.config.name, roster)
+        self.store.fleets.set_roster(self.config.name, roster)
         self.refresh()
         self._hands.tell("roster", devices=list(roster))
         for name in sorted(self._here - set(roster)):
@@ -296,7 +297,7 @@ class Conductor:
 
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come, or have been waited for long enough."""
-        devices, now = self.store.devices(self.config.name), time.monotonic()
+        devices, now = self.store.devices.of(self.config.name), time.monotonic()
         named = [name for name in self.config.members if name not in self._retired]
         if self.config.members and not named:
             return ()  # all have left for good
@@ -314,7 +315,7 @@ class Conductor:
 
     def closed(self, action: a.RoundClosed) -> None:
         """Fold a round that closed, unless that is done."""
-        if action.attempt not in {row.attempt for row in self.store.open_attempts(self.config.name)}:
+        if action.attempt not in {row.attempt for row in self.store.attempts.unclosed(self.config.name)}:
             # Committed before a crash that the machine does not remember.
             self._hands.feed(e.Committed(time.monotonic(), action.attempt))
             return
@@ -337,7 +338,7 @@ class Conductor:
                     left = error.left if isinstance(error, NothingLeft) else ()
                     await self._hands.put(FoldFailed(action.attempt, said(error), left))
                     return
-                now = self.store.fleet(self.config.name)
+                now = self.store.fleets.get(self.config.name)
                 if now is None or now.epoch != self.fleet.epoch:
                     raise
                 self._hands.tell("error", attempt=action.attempt, error=said(error))
@@ -362,9 +363,9 @@ class Conductor:
 
     def _record(self, attempt: int, made: Made) -> None:
         for out in made.left:
-            self.store.leave_out(self.config.name, out.entry.attempt, out.entry.device, out.reason)
+            self.store.updates.leave_out(self.config.name, out.entry.attempt, out.entry.device, out.reason)
         down = self.down
-        self.store.commit_attempt(
+        self.store.attempts.commit(
             self.config.name,
             attempt,
             epoch=self.fleet.epoch,
@@ -393,7 +394,7 @@ class Conductor:
             "model_digest": self.fleet.model_digest,
         }
         if self.config.gateways:
-            facts = {**facts, "clients": self.store.clients(self.config.name, event.number)}
+            facts = {**facts, "clients": self.store.updates.clients(self.config.name, event.number)}
         self._hands.tell("round-closed", attempt=event.number, round=self.fleet.round, **facts)
         self._hands.feed(e.Committed(time.monotonic(), event.number))
         self._left_out(event.number, event.left)
@@ -403,7 +404,7 @@ class Conductor:
         if event.number in self._called_off:
             return
         for out in event.left:
-            self.store.leave_out(self.config.name, out.entry.attempt, out.entry.device, out.reason)
+            self.store.updates.leave_out(self.config.name, out.entry.attempt, out.entry.device, out.reason)
         self.failed(event.number, event.reason)
         self._hands.feed(e.Committed(time.monotonic(), event.number))
         self._left_out(event.number, event.left)
@@ -422,8 +423,8 @@ class Conductor:
             except StateError:
                 return False
         else:
-            self.store.fail_attempt(self.config.name, number, reason)
-            row = self.store.attempt_numbered(self.config.name, number)
+            self.store.attempts.fail(self.config.name, number, reason)
+            row = self.store.attempts.get(self.config.name, number)
             if row is None or row.failure is None:
                 return False
         self._called_off.add(number)
@@ -444,7 +445,7 @@ class Conductor:
         if number not in self._called_off and self._is_agreed(number):
             self._pass(number, reason)
             return
-        self.store.fail_attempt(self.config.name, number, reason)
+        self.store.attempts.fail(self.config.name, number, reason)
         wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)
         self._failures += 1
         self._not_before = time.monotonic() + wait

@@ -72,7 +72,7 @@ class Secure:
         )
         with self._line:
             self._settle()
-            self.store.keep_words(self.fleet, attempt, [(TERMS, "", terms.encode())])
+            self.store.words.keep(self.fleet, attempt, [(TERMS, "", terms.encode())])
             self._half = attempt, CoordinatorHalf(terms, coordinates, self.authority)
         return terms
 
@@ -85,7 +85,7 @@ class Secure:
                 answers += [self._taken(word, new) for word in each]
                 if new:
                     try:
-                        self.store.keep_words(self.fleet, attempt, new)
+                        self.store.words.keep(self.fleet, attempt, new)
                     except StateError:
                         self._half = None  # kept they are not, so they are not said
                         raise
@@ -160,7 +160,7 @@ class Secure:
                     if isinstance(error, NoSecretError):
                         liars[error.device] = str(error)
                     return e.AbortRound(time.monotonic(), over.attempt, str(error)), liars
-                self.store.keep_words(self.fleet, over.attempt, [(over.step, "", msgpack.packb(list(came)))])
+                self.store.words.keep(self.fleet, over.attempt, [(over.step, "", msgpack.packb(list(came)))])
                 written = {id(message): message.encode() for message in said.values()}
                 told = {name: written[id(message)] for name, message in said.items()}
                 step = PHASES.index(half.phase)
@@ -218,7 +218,7 @@ class Secure:
             return self._half[1]
         self._settle()
         half = None
-        for step, device, data in self.store.words(self.fleet, attempt):
+        for step, device, data in self.store.words.of(self.fleet, attempt):
             if step == TERMS:
                 terms = Terms.decode(data)
                 half = CoordinatorHalf(terms, coordinates_of(self.run), self.authority)

@@ -231,7 +231,7 @@ class Service:
         """Shut out who was revoked, and let in who was enrolled anew."""
         for change in self._members.changes(time.monotonic(), self._state.quarantined()):
             if isinstance(change, e.Release):
-                self.store.quarantine(self.config.name, change.device, None)
+                self.store.devices.quarantine(self.config.name, change.device, None)
             self._feed(change)
         self._out_changed.set()
 
@@ -335,7 +335,7 @@ class Service:
 
     def _save(self) -> None:
         self._unsaved = None
-        self.store.save_machine(self.config.name, self._conductor.fleet.epoch, self._saver.dump(self._state))
+        self.store.fleets.save_machine(self.config.name, self._conductor.fleet.epoch, self._saver.dump(self._state))
 
     def _carry_out(self, action: a.Action) -> None:
         name = self.config.name
@@ -432,11 +432,11 @@ class Service:
                 return
             status, event = decide(order, self._conductor.fleet, self._state)
             if status is not None:
-                self.store.set_status(self.config.name, status, order.reason)
+                self.store.fleets.set_status(self.config.name, status, order.reason)
                 self._conductor.refresh()
                 self._conductor.at_once()
             if order.verb == "release":
-                self.store.quarantine(self.config.name, order.device, None)
+                self.store.devices.quarantine(self.config.name, order.device, None)
                 self._out_changed.set()
             self._tell(order.verb, device=order.device, reason=order.reason, status=self._conductor.fleet.status)
             if isinstance(event, e.AbortRound) and not self._conductor.call_off(event.attempt, event.reason):

@@ -95,9 +95,9 @@ class SiteConductor(Conductor):
 
         def pass_by() -> None:
             name, digest = self.config.name, self._learning.blobs.put(wanted.model)
-            while (now := self.store.fleet(name)) is not None and now.round < wanted.round - 1:
-                row = self.store.open_attempt(name, now.round + 1, (), now.model_digest)
-                self.store.commit_attempt(
+            while (now := self.store.fleets.get(name)) is not None and now.round < wanted.round - 1:
+                row = self.store.attempts.open(name, now.round + 1, (), now.model_digest)
+                self.store.attempts.commit(
                     name, row.attempt, epoch=self.fleet.epoch, counted=(), model_digest=digest, server=now.server,
                     last=row.round >= self.config.run.rounds,
                 )  # fmt: skip

@@ -68,7 +68,7 @@ def receive(
 
 def begun(fleet: str, upload: a.Complete, store: Store) -> tuple[int, str]:
     """The round that the upload is for, and the digest of the global model that it began from."""
-    tried = store.begun(fleet, upload.attempt)
+    tried = store.attempts.begun(fleet, upload.attempt)
     if tried is None:
         raise StateError(f"fleet {fleet!r}: attempt {upload.attempt} is not in the store; restore it from a backup")
     return tried
@@ -97,9 +97,9 @@ def enter(fleet: str, upload: a.Complete, verdict: Verdict, store: Store) -> e.S
     digest = upload.cut.sha256.hex()
     facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
     if isinstance(verdict, WireError):
-        store.reject_update(fleet, attempt, device, reason=str(verdict), **facts)
+        store.updates.reject(fleet, attempt, device, reason=str(verdict), **facts)
         return e.UpdateRejected(now, attempt, device, str(verdict))
-    row = store.keep_update(fleet, attempt, device, found=verdict, **facts)
+    row = store.updates.keep(fleet, attempt, device, found=verdict, **facts)
     if row.digest != digest or row.status == "rejected":
         return e.UpdateRejected(now, attempt, device, row.reason or "another update of this round came first")
     return e.Stored(now, attempt, device, upload.cut.sha256)
@@ -115,13 +115,13 @@ def _receive_masked(
         with secure.masked(upload.attempt, upload.device, data) as mask:
             learning.blobs.adopt(file, data, digest)
             facts |= {"found": findings(mask, learning.dense), "step": words.UPLOAD}
-            row = store.keep_update(fleet, upload.attempt, upload.device, **facts)
+            row = store.updates.keep(fleet, upload.attempt, upload.device, **facts)
             if row.digest != digest or row.status == "rejected":
                 raise StateError(f"attempt {upload.attempt}: the store holds another update of {upload.device!r}")
     except LateError:
         pass  # the machine finds it late
     except (WireError, AggregationError) as error:
         facts = {name: facts[name] for name in ("digest", "size", "base_version")}
-        store.reject_update(fleet, upload.attempt, upload.device, reason=str(error), **facts)
+        store.updates.reject(fleet, upload.attempt, upload.device, reason=str(error), **facts)
         return e.UpdateRejected(now, upload.attempt, upload.device, str(error))
     return e.Stored(now, upload.attempt, upload.device, upload.cut.sha256)

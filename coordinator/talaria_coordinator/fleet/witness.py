@@ -29,10 +29,10 @@ def witness(action: a.Action, fleet: str, store: Store, tell: Callable[..., None
     """Record ``action`` of ``fleet`` where it tells something of a device; any other changes nothing."""
     match action:
         case a.DeviceUp():
-            store.see(fleet, action.device, action.boot, profile_of(action.profile))
+            store.devices.see(fleet, action.device, action.boot, profile_of(action.profile))
             tell("device-up", device=action.device, boot=action.boot)
         case a.DeviceDown():
-            store.see(fleet, action.device, action.boot, {}, online=False)
+            store.devices.see(fleet, action.device, action.boot, {}, online=False)
             tell("device-down", device=action.device, boot=action.boot)
         case a.Forgot():
             tell(
@@ -45,8 +45,8 @@ def witness(action: a.Action, fleet: str, store: Store, tell: Callable[..., None
         case a.Doubled():
             tell("doubled", device=action.device, reason=DOUBLED)
         case a.Quarantined():
-            store.quarantine(fleet, action.device, action.reason)
+            store.devices.quarantine(fleet, action.device, action.reason)
             tell("quarantined", device=action.device, reason=action.reason)
         case a.Equivocation():
-            store.equivocation(fleet, action.attempt, action.device, action.first.hex(), action.second.hex())
+            store.updates.equivocation(fleet, action.attempt, action.device, action.first.hex(), action.second.hex())
             tell("equivocation", attempt=action.attempt, device=action.device)

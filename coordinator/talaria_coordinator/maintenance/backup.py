@@ -102,7 +102,7 @@ def _copy(store: Store, blobs: Blobs, folder: Path) -> Manifest:
 
 def _rows(store: Store, path: Path) -> tuple[set[str], int, str]:
     digest, count = hashlib.sha256(), 0
-    with store.reading() as tx, path.open("wb") as out:
+    with store.database.reading() as tx, path.open("wb") as out:
         for line in table_dump.dump(tx):
             out.write(line)
             digest.update(line)

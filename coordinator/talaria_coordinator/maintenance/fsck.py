@@ -36,7 +36,7 @@ class Findings:
 def check(store: Store, blobs: Blobs) -> Findings:
     """Check everything; reads every blob in use once. Raises :class:`~talaria.errors.StateError` only where the
     database or the blobs do not answer at all."""
-    with store.reading() as tx:
+    with store.database.reading() as tx:
         damage = [*_pages(tx), *_log(tx)]
         for fleet in sorted(tx.execute(select(FLEETS)).all(), key=lambda row: str(row.fleet)):
             damage += [f"fleet {fleet.fleet!r}: {text}" for text in _fleet(tx, fleet)]

@@ -15,8 +15,8 @@ from talaria.errors import ConfigError, StateError
 from talaria_coordinator.maintenance.backup import Manifest
 from talaria_coordinator.storage import audit, migrate, table_dump
 from talaria_coordinator.storage.blobs import PIECE, Blobs, FolderBlobs
+from talaria_coordinator.storage.database import answering, epoch_after
 from talaria_coordinator.storage.engine import open_engine
-from talaria_coordinator.storage.store import answering, epoch_after
 from talaria_coordinator.storage.tables import EVENTS, FLEETS
 
 

@@ -29,7 +29,7 @@ from talaria_coordinator.identity.eviction import Barring
 from talaria_coordinator.server import ingest, kits
 from talaria_coordinator.server.open_state import open_blobs, open_store
 from talaria_coordinator.server.operator_server import Desk
-from talaria_coordinator.storage.store import SilentError
+from talaria_coordinator.storage.database import SilentError
 
 AGAIN_S = (2.0, 60.0)
 """Seconds until a silent database is asked again, at first and at most."""

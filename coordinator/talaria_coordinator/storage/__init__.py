@@ -1,4 +1,4 @@
-"""The coordinator's durable memory: tables and their migrations, records, the audit log, and blobs by content.
+"""The coordinator's durable memory: the record, by subject (`store.py` joins them), tables and migrations, and blobs.
 
 Knows SQLite and PostgreSQL, a folder and S3; knows no protocol.
 """

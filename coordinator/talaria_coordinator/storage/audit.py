@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, insert, select
 
 from talaria import time
 from talaria.errors import StateError
+from talaria_coordinator.storage.database import Database
 from talaria_coordinator.storage.tables import EVENTS
 
 GENESIS = "0" * 64
@@ -66,3 +67,27 @@ def verify(tx: Connection) -> int:
             if chain != row.chain:
                 raise StateError(f"store: event {row.seq} of the audit log was altered; compare with a backup")
     return count
+
+
+@dataclass(frozen=True)
+class AuditLog:
+    """The events of all fleets, one chain."""
+
+    _database: Database
+
+    def events(self, fleet: str, last: int = 100, kinds: Collection[str] = ()) -> list[dict[str, Any]]:
+        """The last events of a fleet, oldest first; of these ``kinds`` alone, where some are named."""
+        mine = EVENTS.c.fleet == fleet
+        if kinds:
+            mine &= EVENTS.c.kind.in_(sorted(kinds))
+        with self._database.reading() as tx:
+            rows = tx.execute(select(EVENTS).where(mine).order_by(EVENTS.c.seq.desc()).limit(last)).all()
+            return [
+                {name: getattr(r, name) for name in ("seq", "at", "attempt", "device", "kind")} | json.loads(r.detail)
+                for r in reversed(rows)
+            ]
+
+    def verify(self) -> int:
+        """Walk the whole hash chain; the number of events. Raises StateError at the first that was altered."""
+        with self._database.reading() as tx:
+            return verify(tx)

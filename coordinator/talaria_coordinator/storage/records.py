@@ -218,3 +218,8 @@ def profile_of(data: bytes) -> dict[str, Any]:
 def storable(text: str) -> str:
     """``text`` with what no database takes (NUL, half a surrogate pair) spelled out: a reason may quote strangers."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def why(reason: str) -> dict[str, str]:
+    """A reason, where one was given, as the audit log has it."""
+    return {"reason": storable(reason)} if reason else {}
