@@ -22,7 +22,8 @@ import typer
 
 from talaria_bench.history.faults import Plan, draw
 from talaria_bench.history.shorten import shortened
-from talaria_bench.history.world import LAST_WORDS, Flaw, Outcome, World
+from talaria_bench.history.story import LAST_WORDS, Outcome, lived
+from talaria_bench.history.world import Flaw
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def empty_folder() -> Iterator[Path]:
 def live(plan: Plan, *, keep: int = LAST_WORDS, flaw: Flaw | None = None) -> Outcome:
     """What becomes of a plan. ``keep`` of its last events are told; ``flaw`` is planted into each coordinator."""
     with empty_folder() as folder:
-        return World(plan, folder, keep=keep, flaw=flaw).live()
+        return lived(plan, folder, keep=keep, flaw=flaw)
 
 
 def shortest(plan: Plan, broken: str, *, flaw: Flaw | None = None) -> Plan:
