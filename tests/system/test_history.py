@@ -128,6 +128,11 @@ def test_a_seed_replays_to_the_byte_in_any_process(command, monkeypatch):
     assert json.loads(out)["trace"] == here.trace, errors
 
 
+def test_how_a_history_is_ended_is_no_part_of_its_trace():
+    """Programs that still run are ended in the order of a set; of this one, some accept work while they are."""
+    assert len({live(draw(13)).trace for _ in range(5)}) == 1
+
+
 def test_every_kind_of_fault_is_drawn_and_can_be_told():
     faults = [fault for seed in range(300) for fault in draw(seed).faults]
     assert {fault.kind for fault in faults} == {*KINDS, *LIFE, "readmit"}

@@ -61,7 +61,8 @@ def lived(plan: Plan, folder: Path, *, keep: int = LAST_WORDS, flaw: Flaw | None
             world.broken = why
         except StalledError as why:
             world.broken = BrokenError("stuck", str(why))
-        finally:
+        finally:  # in which order tasks are ended is no part of it
+            trace, events, seconds, last = world.trace.hexdigest(), world.events, world.loop.time(), tuple(world.said)
             _end(world)
     if world.own is not None:
         raise RuntimeError(f"history: seed {plan.seed} failed by itself: {world.own!r}") from world.own
@@ -70,12 +71,12 @@ def lived(plan: Plan, folder: Path, *, keep: int = LAST_WORDS, flaw: Flaw | None
         plan.seed,
         "" if broken is None else broken.kind,
         "" if broken is None else str(broken).replace(f"{folder}/", ""),
-        world.trace.hexdigest(),
-        world.events,
+        trace,
+        events,
         world.promises.record.round,
-        world.loop.time(),
+        seconds,
         recovered,
-        tuple(world.said),
+        last,
     )
 
 
