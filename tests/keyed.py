@@ -24,6 +24,7 @@ from talaria_coordinator.server.server import serve_all
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
 from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.rounds import Rounds
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData, Given
 from talaria_edge.identity.enroll import ask, finish
@@ -180,13 +181,13 @@ class Keyed:
 
     def train_after(self, monkeypatch, event):
         """Devices wait with training until this was told."""
-        real = Agent._learn
+        real = Rounds.learn
 
-        async def learn(agent, learner, action):
+        async def learn(rounds, learner, action):
             await self.told_of(event)
-            await real(agent, learner, action)
+            await real(rounds, learner, action)
 
-        monkeypatch.setattr(Agent, "_learn", learn)
+        monkeypatch.setattr(Rounds, "learn", learn)
 
     def close(self):
         self.worker.shutdown()

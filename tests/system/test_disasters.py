@@ -18,7 +18,7 @@ from talaria_coordinator.maintenance.fsck import check
 from talaria_coordinator.maintenance.restore import restore
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
-from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.rounds import Rounds
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_in_process import House, run_all
@@ -111,14 +111,14 @@ def site(tmp_path, a_run, monkeypatch):
 
 def waits_in_round(monkeypatch, name, round, until):
     """The device trains in round ``round`` until the event is set."""
-    real = Agent._learn
+    real = Rounds.learn
 
-    async def learn(agent, learner, action):
-        if agent.config.device == name and agent.config and b'"round": %d' % round in action.spec:
+    async def learn(rounds, learner, action):
+        if rounds.config.device == name and rounds.config and b'"round": %d' % round in action.spec:
             await until.wait()
-        await real(agent, learner, action)
+        await real(rounds, learner, action)
 
-    monkeypatch.setattr(Agent, "_learn", learn)
+    monkeypatch.setattr(Rounds, "learn", learn)
 
 
 EVERYBODY = ["anna", "bela", "carl"]

@@ -26,6 +26,7 @@ from talaria_coordinator.fleet.tidying import OLD_ALONE_S
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
 from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.rounds import Rounds
 from talaria_edge.agent.supervisor import run_agents
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig
@@ -229,15 +230,15 @@ def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, m
 
     async def story():
         slow = asyncio.Event()
-        real = Agent._learn
+        real = Rounds.learn
 
-        async def learn(agent, learner, action):
-            if agent.config.device == "carl" and not slow.is_set():
+        async def learn(rounds, learner, action):
+            if rounds.config.device == "carl" and not slow.is_set():
                 await one.told_of("round-failed")
                 slow.set()
-            await real(agent, learner, action)
+            await real(rounds, learner, action)
 
-        monkeypatch.setattr(Agent, "_learn", learn)
+        monkeypatch.setattr(Rounds, "learn", learn)
         await asyncio.gather(one.serve(), *map(one.agent, one.data))
 
     run_all(story())

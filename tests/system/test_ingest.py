@@ -9,7 +9,7 @@ from servers import PASSWORD
 from talaria import tensors
 from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet.ingest.pool import owner
-from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.rounds import Rounds
 
 MEMBERS = ("anna", "bela", "carl")
 """bela's worker is 0, that of the others 1."""
@@ -33,14 +33,14 @@ def test_a_fleet_with_keys_on_postgresql_loses_nothing_with_its_workers(keyed, p
     url = f"postgresql+psycopg://talaria@127.0.0.1:{postgres.port}/{database}"
     one.options["store"] = StoreConfig(database=url, password_file=password)
 
-    real, may_learn = Agent._learn, asyncio.Event()
+    real, may_learn = Rounds.learn, asyncio.Event()
 
-    async def learn(agent, learner, action):
+    async def learn(rounds, learner, action):
         one.told.append({"event": "about-to-learn"})
         await may_learn.wait()
-        await real(agent, learner, action)
+        await real(rounds, learner, action)
 
-    monkeypatch.setattr(Agent, "_learn", learn)
+    monkeypatch.setattr(Rounds, "learn", learn)
 
     async def scenario():
         pids = [(await one.told_of("ingest", worker=number))["pid"] for number in (0, 1)]

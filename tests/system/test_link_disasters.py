@@ -9,7 +9,7 @@ from keyed import Cutter, data_of
 
 from talaria.protocol.coordinator.state import Rules
 from talaria.wire.backoff import Backoff
-from talaria_edge.agent.agent import Agent
+from talaria_edge.agent.rounds import Rounds
 from talaria_edge.agent.supervisor import run_agents
 from talaria_edge.data import Given
 
@@ -31,14 +31,14 @@ def test_links_that_break_every_third_of_a_second_lose_no_update_and_shut_nobody
     # More births than are acted on: 3 in 5 seconds, instead of 30 in 60.
     monkeypatch.setattr("talaria.protocol.coordinator.presence.FLAP_SECONDS", 5.0)
     monkeypatch.setitem(Rules.__init__.__kwdefaults__, "flaps", 3)
-    real = Agent._learn
+    real = Rounds.learn
 
-    async def learn(agent, learner, action):
+    async def learn(rounds, learner, action):
         if b'"round": 2' in action.spec:
             await often.wait()
-        await real(agent, learner, action)
+        await real(rounds, learner, action)
 
-    monkeypatch.setattr(Agent, "_learn", learn)
+    monkeypatch.setattr(Rounds, "learn", learn)
 
     async def breaking(device, way):
         while True:

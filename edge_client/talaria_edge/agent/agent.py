@@ -1,8 +1,8 @@
 """The agent of one device: its own connection, identity and private store. The only edge file that starts tasks.
 
 Several agents may run in one process; they share one worker thread, so that one model is trained at a time. All
-of an agent's decisions are the protocol machine's; this file carries them out and feeds back what came of them.
-Above 500 lines, so that each action of the machine has its place here.
+of an agent's decisions are the protocol machine's; this file carries them out and feeds back what came of them, and
+`rounds.py` those that are a round's.
 """
 
 from __future__ import annotations
@@ -10,34 +10,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
+from typing import Any
 
 from talaria import time
-from talaria.errors import BundleError, ConfigError, ModelError, StateError, TalariaError, WireError, said
+from talaria.errors import ConfigError, StateError, said
 from talaria.federated.run import Run
 from talaria.plugins import has_torch
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
 from talaria.protocol.driver import Driver
-from talaria.protocol.words import UPLOAD
-from talaria.wire.chunks import Cut, chunk_within, describe
 from talaria.wire.mqtt import LinkDown, LinkUp, Will
 from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import training_policy
-from talaria_edge.agent.asked import asked_of
 from talaria_edge.agent.goodbye import Parting
 from talaria_edge.agent.incoming import Incoming
 from talaria_edge.agent.misfits import misfits
 from talaria_edge.agent.planning import planned
-from talaria_edge.agent.training import Diverged, Learner, Narrow, equipped
-from talaria_edge.agent.training_window import Left, TrainingWindow
+from talaria_edge.agent.rounds import Rounds, log_unforeseen, tell_of_deployment
+from talaria_edge.agent.training import Learner, Narrow, equipped
+from talaria_edge.agent.training_window import TrainingWindow
 from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData
@@ -46,11 +43,6 @@ from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, re
 from talaria_edge.storage import tensor_files
 from talaria_edge.storage.state import SECURE, DeviceStore
 from talaria_edge.training_policy import Reading
-
-if TYPE_CHECKING:
-    from talaria_edge.agent.secure import Part, Said
-
-logger = logging.getLogger(__name__)
 
 Report = Callable[[dict[str, Any]], None]
 INBOX = 256
@@ -92,9 +84,8 @@ class Agent:
         )
         self._warned = "", 0.0
         self._looked = looked
-        self._largest: int | None = None
         self._tls = None if own is None or config.username is not None else own.tls
-        self._driver = Driver(lambda cut: self._upload, lambda size: self._count("up", size), inbox=INBOX)
+        self._driver = Driver(lambda cut: self._rounds.upload, lambda size: self._rounds.count("up", size), inbox=INBOX)
         self._learner_of = learn
         self._learner: Learner | None = None
         self._for_kit: Run
@@ -104,11 +95,6 @@ class Agent:
         self._called: a.Train | None = None
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
-        self._upload = b""
-        self._round = 1
-        """The round that traffic is counted for: the one trained, or the next."""
-        self._took = 0.0
-        """Seconds that the latest training took."""
         self.was_up = False
         self._served: tuple[str, bytes] | None = None  # the run and the global model that were personalized last
         self._result: dict[str, Any] | None = None
@@ -128,10 +114,13 @@ class Agent:
         """
         with DeviceStore(self.config.state, self.config.fleet, self.config.device) as self._store:
             private = self._store.private()
-            self._round = 1 if private is None else private.round + 1
-            self._traffic = self._store.traffic()
+            round, traffic = 1 if private is None else private.round + 1, self._store.traffic()
             self._state = self._store.protocol()
             put = self._driver.inbox.put
+            self._rounds = Rounds(
+                self.config, self._store, self._state, self._leave, self._worker, put, self._tell, self._vote,
+                round=round, traffic=traffic,
+            )  # fmt: skip
             self._incoming = Incoming(self.config, self._store, self._state, put, self._tell)
             self._settle()
             try:
@@ -149,13 +138,6 @@ class Agent:
                 gate.settle(self.config.state, self.config.bundle)
         except StateError as error:
             self._tell("error", error=str(error))
-
-    @cached_property
-    def _part(self) -> Part:
-        """This device's part in secure rounds. What it takes, a tenth of an agent, is loaded with the first of them."""
-        from talaria_edge.agent.secure import Part
-
-        return Part(self.config)
 
     # -- life
 
@@ -176,10 +158,10 @@ class Agent:
     def _boot(self) -> None:
         chunks = self._incoming.resume()
         done = self._store.trained()
-        job = self._state.job
-        masked = self._part.upload(job.attempt) if job is not None and (self.config.state / SECURE).exists() else b""
-        self._upload = masked or (done.update if done else b"")
-        digest = hashlib.sha256(self._upload).digest() if self._upload else b""
+        job, secure = self._state.job, (self.config.state / SECURE).exists()
+        masked = self._rounds.part.upload(job.attempt) if job is not None and secure else b""
+        self._rounds.upload = upload = masked or (done.update if done else b"")
+        digest = hashlib.sha256(upload).digest() if upload else b""
         self._feed(e.Boot(time.monotonic(), self._store.model_digest(), chunks, digest))
 
     def _will(self) -> Will:
@@ -190,7 +172,7 @@ class Agent:
     def _linked(self, change: LinkUp | LinkDown) -> None:
         if isinstance(change, LinkUp):
             self.was_up = True
-            self._largest = self._transport.largest
+            self._rounds.largest = self._transport.largest
             self._tell("connected", broker=self.config.broker)
         else:
             self._tell("disconnected", error=change.reason)
@@ -214,7 +196,7 @@ class Agent:
 
     def _feed(self, event: object) -> None:
         if isinstance(event, e.Received):
-            self._count("down", event.size)
+            self._rounds.count("down", event.size)
         _, actions = self._half.step(self._state, event)
         for action in actions:
             self._carry_out(action)
@@ -258,10 +240,10 @@ class Agent:
                 self._called, self._served = action, None
                 self._begin()
             case a.WordCame() if self._learner is not None and self._state.job is not None:
-                answer = partial(self._part.answer, self._learner.run, action.attempt, action.data)
-                self._driver.spawn(self._say(action.attempt, self._state.job.version, answer))
-            case a.CutAnew() if self._upload:
-                self._driver.spawn(self._offer(action.attempt, action.base_version, self._upload))
+                answer = partial(self._rounds.part.answer, self._learner.run, action.attempt, action.data)
+                self._driver.spawn(self._rounds.say(action.attempt, self._state.job.version, answer))
+            case a.CutAnew() if self._rounds.upload:
+                self._driver.spawn(self._rounds.offer(action.attempt, action.base_version, self._rounds.upload))
             case a.Reconnect():
                 self._tell("catching-up", reason=action.reason)
                 self._transport.renew(action.reason)
@@ -360,77 +342,7 @@ class Agent:
         """Learn what was asked for, once the run is known (after a reboot the request may come first)."""
         if self._called is not None and self._learner is not None:
             action, self._called = self._called, None
-            self._driver.spawn(self._learn(self._learner, action))
-
-    async def _learn(self, learner: Learner, action: a.Train) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            asked = asked_of(action.spec)
-            self._round = round = asked.round
-            if self.config.secure and not asked.terms:
-                raise ConfigError("this device's owner wants secure rounds ([privacy] secure), and this is none")
-            if not await self._may_learn(action):
-                return
-            self._tell("training", attempt=action.attempt, round=round)
-            if asked.tries:
-                await self._try_out(learner, action.model_digest)
-            begun = time.monotonic()
-            self._store.keep_spent(asked.spent)
-            work = partial(learner.learn, round, action.model_digest, asked.after, action.epoch)
-            trained, metrics = await loop.run_in_executor(self._worker, work)
-            self._took = time.monotonic() - begun
-        except Narrow:
-            await self._driver.inbox.put(e.TooNarrow(time.monotonic()))
-            return
-        except WireError as error:
-            logger.info("%s: round %s: %s", self.config.device, action.attempt, error)
-            # Nobody else knows that this global model is gone from here; declined, it is asked again for the newer one.
-            await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, str(error)))
-            return
-        except Exception as error:  # noqa: BLE001 - see _give_up
-            if isinstance(error, Diverged):
-                self._vote(learner.run, False)
-            await self._give_up(action.attempt, error)
-            return
-        job = self._state.job
-        if job is None or (job.attempt, job.model_digest) != (action.attempt, action.model_digest):
-            return  # another round began meanwhile
-        self._tell("trained", attempt=action.attempt, round=round, update_bytes=len(trained.update), metrics=metrics)
-        if not asked.terms:
-            await self._offer(action.attempt, action.version, trained.update)
-            return
-        bring, base = partial(learner.contribution, action.model_digest, trained.update), action.model_digest.hex()
-        begin = partial(self._part.begin, learner.run, asked.terms, action.attempt, round, base, bring)
-        await self._say(action.attempt, action.version, begin)
-
-    async def _offer(self, attempt: int, version: int, update: bytes) -> None:
-        self._upload = update
-        await self._driver.inbox.put(e.UpdateReady(time.monotonic(), attempt, version, self._cut(update)))
-
-    async def _say(self, attempt: int, version: int, word: Callable[[], Said | None]) -> None:
-        """This device's next word in a secure round, or its masked update; without, it takes part no more."""
-        try:
-            spoken = await asyncio.to_thread(word)
-        except Exception as error:  # noqa: BLE001 - see _give_up
-            await self._give_up(attempt, error)
-            return
-        if spoken is not None and spoken.step == UPLOAD:
-            await self._offer(attempt, version, spoken.data)
-        elif spoken is not None:
-            await self._driver.inbox.put(e.SayWord(time.monotonic(), attempt, spoken.step, spoken.data))
-
-    async def _try_out(self, learner: Learner, model_digest: bytes) -> None:
-        """Serve the model of a run that this device tries for others, if its gate lets it. Whether it does no worse
-        than what runs is all that is told, in the device's next birth, which is said at once; a device that cannot tell
-        has no voice, as one that can make no bundle."""
-        try:
-            found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
-        except (BundleError, ConfigError, ModelError) as error:
-            self._tell("error", error=f"this device has no voice in the trial: {error}")
-            return
-        self._tell_of_deployment(found)
-        if found.get("worse") is not None:
-            self._vote(learner.run, not found["worse"])
+            self._driver.spawn(self._rounds.learn(self._learner, action))
 
     def _vote(self, run: Run, passes: bool) -> None:
         """Say in this device's birth whether it would serve ``run``, which counts while the fleet tries it."""
@@ -445,46 +357,8 @@ class Agent:
         if self._state.linked:
             self._feed(e.Connected(time.monotonic()))
 
-    def _log_unforeseen(self, error: Exception, where: str) -> None:
-        """The trace of an error that is none of ours, for whoever mends it."""
-        if not isinstance(error, TalariaError):
-            logger.error("%s: %s: not foreseen", self.config.device, where, exc_info=error)
-
-    async def _may_learn(self, action: a.Train) -> bool:
-        """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come."""
-
-        def left() -> Left | None:
-            job = self._state.job
-            asked = job is not None and job.attempt == action.attempt and job.phase == "training"
-            return Left(None if job is None else job.deadline, self._took) if asked else None
-
-        decision = await self._leave.within(partial(self._tell, attempt=action.attempt), left)
-        if decision is not None and not decision:
-            self._tell("declined", attempt=action.attempt, reason=decision.reason)
-            await self._driver.inbox.put(e.DeclineRound(time.monotonic(), action.attempt, decision.reason))
-        return decision is not None and decision.ok
-
-    async def _give_up(self, attempt: int, error: Exception) -> None:
-        """Whatever it is, it is this round's, and not the agent's end."""
-        self._log_unforeseen(error, f"attempt {attempt}")
-        self._tell("error", attempt=attempt, error=said(error))
-        await self._driver.inbox.put(e.DeclineRound(time.monotonic(), attempt, said(error)[:300]))
-
-    def _cut(self, update: bytes) -> Cut:
-        """How an update is sent: in chunks that the coordinator takes, and our broker."""
-        return describe(update, chunk_within(self._largest, self._state.chunk))
-
     def _received(self, number: int, outcome: str, reason: str) -> None:
-        """What the coordinator said to our update: unless it refused it, the new private state comes into force."""
-        if outcome in ("rejected", "equivocation"):
-            self._store.discard()
-        elif outcome == "stored" or self._learner is None or not self._learner.run.asynchronous:
-            # Asynchronously a late one may have counted, its receipt lost: the next request for work tells.
-            self._store.publish()
-        self._store.save_traffic(self._traffic)
-        facts = {"attempt": number, "round": self._round, "outcome": outcome, "reason": reason}
-        self._tell("received", **facts, traffic=self._traffic.get(self._round))
-        self._round += 1
+        self._rounds.received(self._learner, number, outcome, reason)
         self._know_what_it_keeps()
 
     # -- the end
@@ -510,27 +384,17 @@ class Agent:
             await self._driver.inbox.put(e.TooNarrow(time.monotonic()))
             return
         except Exception as error:  # noqa: BLE001 - what was learned is on flash, and other agents share the process
-            self._log_unforeseen(error, "personalizing")
+            log_unforeseen(self.config.device, error, "personalizing")
             self._tell("error", error=said(error))
             found = {"error": said(error)}
-        self._tell_of_deployment(found)
-        self._store.save_traffic(self._traffic)
-        traffic = {str(round): dict(bytes_) for round, bytes_ in sorted(self._traffic.items())}
+        tell_of_deployment(self._tell, found)
+        self._store.save_traffic(self._rounds.traffic)
+        traffic = {str(round): dict(bytes_) for round, bytes_ in sorted(self._rounds.traffic.items())}
         self._result = {"device": self.config.device, **found, "traffic": traffic}
         path = self.config.state / "result.json"
         tensor_files.write(path, json.dumps(self._result, indent=2).encode())
         self._tell("done", **self._result, result=str(path))
         await self._driver.inbox.put(e.Tick(time.monotonic()))
-
-    def _tell_of_deployment(self, found: Mapping[str, Any]) -> None:
-        accuracy = found.get("plan", {}).get("accuracy")
-        if accuracy is not None and accuracy["kept"] is False:
-            self._tell("budget-broken", reason=accuracy["reason"])
-        if "deployed" in found:
-            self._tell("deployed" if found["deployed"] else "kept", reason=found["why"])
-
-    def _count(self, way: Literal["up", "down"], size: int) -> None:
-        self._traffic.setdefault(self._round, {"up": 0, "down": 0})[way] += size
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._report({"at": time.time(), "device": self.config.device, "event": event, **facts})
