@@ -13,7 +13,8 @@ from math import prod
 from typing import Any
 
 from talaria.errors import BundleError
-from talaria_export.bundle.graph_cost import KNOWN_VALUES, Node, Shape, Value, measure
+from talaria_export.bundle.graph_cost import measure
+from talaria_export.bundle.operators.rule import KNOWN_VALUES, Node, Shape, Value
 
 DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"})
 """Operator sets that ONNX Runtime itself brings."""
