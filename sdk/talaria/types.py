@@ -22,7 +22,7 @@ from talaria.valid import BELOW_ONE
 if TYPE_CHECKING:
     from talaria.model.weights import Model
     from talaria.seeds import Draws
-    from talaria.training.engine import Engine
+    from talaria.training.interface import Engine
 
 
 @dataclass(frozen=True)

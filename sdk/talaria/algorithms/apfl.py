@@ -25,7 +25,8 @@ from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.model.split import Split
 from talaria.tensors import Array, Tensors, only, prefixed, under, without
 from talaria.training.batching import feed
-from talaria.training.engine import Walk, calibrate, served, state_of, walk
+from talaria.training.engine import calibrate, served, state_of, walk
+from talaria.training.interface import Walk
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:

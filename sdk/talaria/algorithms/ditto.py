@@ -20,7 +20,8 @@ from talaria.algorithms.sharing import PERSONAL, WHOLE, parted, update
 from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.engine import Pull, ready, served, state_of, train
+from talaria.training.engine import ready, served, state_of, train
+from talaria.training.objectives import Pull
 from talaria.types import Recipe, Task, Update
 
 

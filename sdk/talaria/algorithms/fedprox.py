@@ -18,7 +18,8 @@ from talaria.algorithms.sharing import update
 from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
-from talaria.training.engine import Pull, train
+from talaria.training.engine import train
+from talaria.training.objectives import Pull
 from talaria.types import Task, Update
 
 

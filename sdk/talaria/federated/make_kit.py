@@ -31,7 +31,7 @@ from talaria.programs.making import Maker
 from talaria.programs.program import Program
 from talaria.programs.source import model_name, name_of
 from talaria.tensors import Tensors
-from talaria.training.engine import LOGITS
+from talaria.training.objectives import LOGITS
 from talaria.types import Recipe, Samples, Task
 from talaria.wire.codec import schema_of
 

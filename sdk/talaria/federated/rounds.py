@@ -39,7 +39,7 @@ from talaria.wire.codec import TensorSpec, schema_of
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from talaria.training.engine import Engine
+    from talaria.training.interface import Engine
 
 
 _adopted: dict[Run, Blueprint] = {}

@@ -13,8 +13,7 @@ from talaria.programs.vjp import GRADIENT, Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.array_sgd import ArraySGD
 from talaria.training.batching import feed, steps_of
-from talaria.training.engine import LOGITS, Objective, Pull
-from talaria.training.objectives import CrossEntropy, cross_entropy, log_softmax
+from talaria.training.objectives import LOGITS, CrossEntropy, Objective, Pull, cross_entropy, log_softmax
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 256
@@ -102,7 +101,7 @@ class Derivatives:
 
 
 class ProgramWalk:
-    """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.engine.Walk`."""
+    """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.interface.Walk`."""
 
     def __init__(self, derivatives: Derivatives, task: Task, state: Tensors, recipe: Recipe, purpose: str) -> None:
         self._derivatives, self._task, self._recipe = derivatives, task, recipe
@@ -125,7 +124,7 @@ class ProgramWalk:
     def gradient(
         self, x: Array, y: Array, *, at: Tensors | None = None, keep: bool = False, draws: Streams | None = None
     ) -> Tensors:
-        """See :class:`~talaria.training.engine.Walk`; weights without influence are left out."""
+        """See :class:`~talaria.training.interface.Walk`; weights without influence are left out."""
         now = {**self._state, **(at or {})}
         slices, draws = self._recipe.accumulate, draws or self._draws
         found = _slopes(self._vjp, now, self._objective, x, y, slices, draws, keep=keep)
@@ -154,7 +153,7 @@ class ProgramWalk:
         return {key: total[key] for key in self._trained if key in total}
 
     def step(self, slopes: Tensors, *, at: Tensors | None = None, scale: float = 1.0) -> None:
-        """One optimizer step of the weights, see :class:`~talaria.training.engine.Walk`."""
+        """One optimizer step of the weights, see :class:`~talaria.training.interface.Walk`."""
         self._optimizer.step(self._state, slopes, at=at, scale=scale)
 
     def state(self) -> Tensors:

@@ -34,7 +34,7 @@ from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forwa
 from talaria.programs.tangent import tangent
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
-from talaria.training.engine import INTO, LOGITS, MEAN, of_parts, uncalled
+from talaria.training.objectives import INTO, LOGITS, MEAN, of_parts, uncalled
 from talaria.training.taps import called, channels_last
 
 

@@ -25,8 +25,7 @@ from talaria.programs.training import Training
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, layer_of, orders, steps_of
-from talaria.training.engine import Objective, Pull
-from talaria.training.objectives import CrossEntropy
+from talaria.training.objectives import CrossEntropy, Objective, Pull
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 64
@@ -38,7 +37,7 @@ _KEPT = 2
 
 
 class ProgramEngine:
-    """The programs of one model; an :class:`~talaria.training.engine.Engine`."""
+    """The programs of one model; an :class:`~talaria.training.interface.Engine`."""
 
     def __init__(self, spec: ModelSpec, source: Source | None = None) -> None:
         """``source`` has the programs; None: they are made here, which takes torch."""

@@ -7,8 +7,6 @@ when it is first asked, so that a coordinator, which folds and never trains, imp
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,154 +16,9 @@ from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors
 from talaria.training.batching import AT_ONCE
+from talaria.training.interface import Engine, Walk
+from talaria.training.objectives import LOGITS, Aimed, Objective, Pull
 from talaria.types import Recipe, Samples, Task
-
-LOGITS, INTO, MEAN = "logits", "into ", "mean "
-"""Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives, (N, outputs) or
-(N, steps, outputs); ``"into LAYER"``, what enters the module of that dotted name (N, ...); ``"mean LAYER"``, what
-leaves it, averaged over all its places (N, channels): those behind the channels, of a sequence those before."""
-
-
-def uncalled(tap: str) -> ModelError:
-    """The error for a tap at a layer that no pass calls."""
-    layer = tap.partition(" ")[2]
-    return ModelError(f"layer {layer!r} is looked at, but no pass calls it; call it, or take it out of the model")
-
-
-def of_parts(tap: str) -> ModelError:
-    """The error for a tap at what reads a batch of parts of samples."""
-    layer = tap.partition(" ")[2]
-    what = f"layer {layer!r} reads several parts of each sample one by one, and what enters it is looked at"
-    return ModelError(f"{what}; part the batch before it, as in x.view(batch, -1, width).mean(1)")
-
-
-@dataclass(frozen=True)
-class Slopes:
-    """A loss of one batch and its gradients: by what a model had at its ``taps``, and by an objective's ``own``
-    tensors, by name."""
-
-    loss: float
-    taps: Tensors
-    own: Tensors = field(default_factory=dict)
-
-
-class Objective(Protocol):
-    """What is minimized, in plain arrays, so that any engine can: it looks at the model at ``taps`` (:data:`LOGITS` and
-    what follows there), and may have tensors of its ``own`` in the state beside the model's, which are trained too."""
-
-    @property
-    def taps(self) -> Sequence[str]: ...
-
-    @property
-    def own(self) -> Sequence[str]: ...
-
-    def __call__(self, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
-        """The loss of a batch ``x`` (N, ...), ``y`` (N,), as a mean over its samples, at what the model made of it."""
-        ...
-
-
-class LayerStreams(Protocol):
-    """What the dropout layers of one training draw from; it goes on where it stopped."""
-
-    def copy(self) -> Any:
-        """The same draws once more, from where these stand."""
-        ...
-
-
-class Walk(Protocol):
-    """Weights under a recipe's SGD, one step at a time, for methods that need gradients at more than one point of a
-    batch (APFL, Per-FedAvg). All parameters are trained."""
-
-    @property
-    def weights(self) -> Tensors:
-        """The weights by state-dict key as they are now; read them before the next :meth:`step`, and do not write."""
-        ...
-
-    def draws(self, purpose: str) -> LayerStreams:
-        """Draws of dropout for one purpose."""
-        ...
-
-    def gradient(
-        self, x: Array, y: Array, *, at: Tensors | None = None, keep: bool = False, draws: Any = None
-    ) -> Tensors:
-        """The gradient of the batch's mean cross-entropy at ``at`` (default: the walk's own weights).
-
-        BatchNorm normalizes by the batch; with ``keep`` its statistics move as in training, else they stand still.
-        ``draws`` is what dropout draws from (default: the walk's own). Weights without influence may be left out.
-        """
-        ...
-
-    def curved(self, x: Array, y: Array, along: Tensors, draws: Any) -> Tensors:
-        """The Hessian of the batch's loss at the walk's weights times ``along``."""
-        ...
-
-    def step(self, slopes: Tensors, *, at: Tensors | None = None, scale: float = 1.0) -> None:
-        """One optimizer step along ``scale`` times ``slopes``; the recipe's weight decay acts on ``at``, also scaled
-        (default: on the weights)."""
-        ...
-
-    def state(self) -> Tensors:
-        """Copies of all weights and buffers under the state-dict's names."""
-        ...
-
-
-@dataclass(frozen=True)
-class Pull:
-    """The gradient ``strength * (w - anchor)`` of a proximal term ``strength/2 * ||w - anchor||²``."""
-
-    anchor: Tensors
-    strength: float
-
-
-class Engine(Protocol):
-    """Trains one model; the functions of this module say what each method does."""
-
-    def train(
-        self,
-        task: Task,
-        state: Tensors,
-        *,
-        only: Collection[str] | None,
-        recipe: Recipe | None,
-        pull: Pull | None,
-        objective: Objective | None,
-        samples: Samples | None,
-        purpose: str,
-    ) -> Tensors: ...
-
-    def train_upper(
-        self,
-        task: Task,
-        state: Tensors,
-        *,
-        only: Collection[str],
-        recipe: Recipe | None,
-        samples: Samples | None,
-        purpose: str,
-    ) -> Tensors: ...
-
-    def gradient(
-        self,
-        task: Task,
-        state: Tensors,
-        *,
-        only: Collection[str] | None,
-        samples: Samples | None,
-        objective: Objective | None,
-        purpose: str,
-    ) -> Tensors: ...
-
-    def looking(self, task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array], Tensors]: ...
-
-    def walk(self, task: Task, state: Tensors, recipe: Recipe, purpose: str) -> Walk: ...
-
-    def calibrate(self, task: Task, state: Tensors, samples: Samples | None) -> Tensors: ...
-
-    def accuracy(self, task: Task, state: Tensors, samples: Samples) -> float: ...
-
-    def served(self, task: Task, state: Tensors) -> Model: ...
-
-    def another(self, spec: ModelSpec, like: Model) -> tuple[Model, Engine]: ...
 
 
 def train(
@@ -307,8 +160,6 @@ def _aim(task: Task) -> Objective | None:
     """What a task minimizes where nothing else is asked; None for cross-entropy, which engines have themselves."""
     if task.goal == tasks.CLASSIFICATION:
         return None
-    from talaria.training.objectives import Aimed
-
     return Aimed(tasks.of(task.goal).fitted(task.train.y))
 
 

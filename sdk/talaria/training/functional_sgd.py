@@ -26,7 +26,7 @@ Leaves = dict[str, Tensor]
 
 
 class FunctionalSGD:
-    """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.engine.Walk`."""
+    """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.interface.Walk`."""
 
     def __init__(self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> None:
         self.task, self.recipe = task, recipe
@@ -49,7 +49,7 @@ class FunctionalSGD:
     def gradient(
         self, x: Array, y: Array, *, at: Tensors | None = None, keep: bool = False, draws: LayerDraws | None = None
     ) -> Tensors:
-        """See :class:`~talaria.training.engine.Walk`; parameters without influence are left out."""
+        """See :class:`~talaria.training.interface.Walk`; parameters without influence are left out."""
         slopes = self._slopes(self._leaves(at), x, y, keep, draws or self._draws, differentiable=False)
         return to_arrays({k: v for k, v in slopes.items() if v is not None})
 
@@ -65,7 +65,7 @@ class FunctionalSGD:
         return to_arrays({k: v for k, v in zip(self._weights, bent, strict=True) if v is not None})
 
     def step(self, slopes: Tensors, *, at: Tensors | None = None, scale: float = 1.0) -> None:
-        """One optimizer step of the weights, see :class:`~talaria.training.engine.Walk`."""
+        """One optimizer step of the weights, see :class:`~talaria.training.interface.Walk`."""
         decay = 0.0 if at is None else self.recipe.weight_decay
         for name, weight in self._weights.items():
             weight.grad = torch.empty_like(weight).copy_(tensor_of(slopes[name])) if name in slopes else None

@@ -19,8 +19,8 @@ from talaria.model.state import array_of, beside, load, state_of
 from talaria.tensors import Array, Tensors
 from talaria.training import batching
 from talaria.training.batching import AT_ONCE, cut, steps_of
-from talaria.training.engine import Pull
 from talaria.training.layer_draws import LayerDraws
+from talaria.training.objectives import Pull
 from talaria.training.sgd import SGD
 from talaria.types import Recipe, Samples, Task
 

@@ -1,21 +1,73 @@
-"""Losses in plain arrays: what a batch costs, and the slope of that by what the model made of it."""
+"""What is minimized, in plain arrays: a loss looks at a model at taps, and gives what a batch costs, and its slope."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from talaria.errors import ModelError
 from talaria.tasks.base import Goal
 from talaria.tasks.classification import cross_entropy, log_softmax
 from talaria.tensors import Array, Tensors
-from talaria.training.engine import LOGITS, Slopes
 
 __all__ = ["Aimed", "CrossEntropy", "cross_entropy", "log_softmax"]
+
+LOGITS, INTO, MEAN = "logits", "into ", "mean "
+"""Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives, (N, outputs) or
+(N, steps, outputs); ``"into LAYER"``, what enters the module of that dotted name (N, ...); ``"mean LAYER"``, what
+leaves it, averaged over all its places (N, channels): those behind the channels, of a sequence those before."""
+
+
+def uncalled(tap: str) -> ModelError:
+    """The error for a tap at a layer that no pass calls."""
+    layer = tap.partition(" ")[2]
+    return ModelError(f"layer {layer!r} is looked at, but no pass calls it; call it, or take it out of the model")
+
+
+def of_parts(tap: str) -> ModelError:
+    """The error for a tap at what reads a batch of parts of samples."""
+    layer = tap.partition(" ")[2]
+    what = f"layer {layer!r} reads several parts of each sample one by one, and what enters it is looked at"
+    return ModelError(f"{what}; part the batch before it, as in x.view(batch, -1, width).mean(1)")
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """A loss of one batch and its gradients: by what a model had at its ``taps``, and by an objective's ``own``
+    tensors, by name."""
+
+    loss: float
+    taps: Tensors
+    own: Tensors = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """What is minimized, in plain arrays, so that any engine can: it looks at the model at ``taps`` (:data:`LOGITS` and
+    what follows there), and may have tensors of its ``own`` in the state beside the model's, which are trained too."""
+
+    @property
+    def taps(self) -> Sequence[str]: ...
+
+    @property
+    def own(self) -> Sequence[str]: ...
+
+    def __call__(self, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
+        """The loss of a batch ``x`` (N, ...), ``y`` (N,), as a mean over its samples, at what the model made of it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The gradient ``strength * (w - anchor)`` of a proximal term ``strength/2 * ||w - anchor||²``."""
+
+    anchor: Tensors
+    strength: float
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """Mean cross-entropy of the logits, with label ``smoothing``; an :class:`~talaria.training.engine.Objective`."""
+    """Mean cross-entropy of the logits, with label ``smoothing``; an :class:`Objective`."""
 
     smoothing: float = 0.0
     taps: Sequence[str] = (LOGITS,)
@@ -28,7 +80,7 @@ class CrossEntropy:
 
 @dataclass(frozen=True)
 class Aimed:
-    """A task's own loss of what the model gives; an :class:`~talaria.training.engine.Objective`."""
+    """A task's own loss of what the model gives; an :class:`Objective`."""
 
     goal: Goal
     taps: Sequence[str] = (LOGITS,)

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
-from talaria.training.engine import INTO, MEAN, of_parts, uncalled
+from talaria.training.objectives import INTO, MEAN, of_parts, uncalled
 
 LAST = (
     nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Linear, nn.LayerNorm,
@@ -50,7 +50,7 @@ def _says_second(layer: Module) -> bool | None:
 
 class Taps:
     """While open, :meth:`seen` has what the module last had at each tap, in the order of ``names``
-    (:data:`talaria.training.engine.LOGITS` and what follows there)."""
+    (:data:`talaria.training.objectives.LOGITS` and what follows there)."""
 
     def __init__(self, module: Module, names: Sequence[str]) -> None:
         self.module, self.names = module, tuple(names)

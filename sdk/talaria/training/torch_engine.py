@@ -19,11 +19,12 @@ from talaria.model.weights import Model
 from talaria.tensors import Array, Tensors
 from talaria.training import loop
 from talaria.training.batching import steps_of
-from talaria.training.engine import Engine, Objective, Pull, Walk
 from talaria.training.frozen_features import train as train_upper
 from talaria.training.functional_sgd import FunctionalSGD
+from talaria.training.interface import Engine, Walk
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import accuracy, served
+from talaria.training.objectives import Objective, Pull
 from talaria.training.sgd import SGD
 from talaria.training.taps import Taps
 from talaria.types import Recipe, Samples, Task

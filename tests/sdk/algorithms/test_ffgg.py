@@ -29,7 +29,7 @@ from talaria.model.split import Split
 from talaria.model.state import tensor_of
 from talaria.simulation.stragglers import delay
 from talaria.tensors import Array, Tensors
-from talaria.training.engine import LOGITS, Slopes
+from talaria.training.objectives import LOGITS, Slopes
 from talaria.types import Recipe, Samples, Task, Update
 
 CLIENTS = 20

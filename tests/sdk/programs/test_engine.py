@@ -19,8 +19,7 @@ from talaria.programs.source import Need
 from talaria.tensors import equal
 from talaria.training import frozen_features, loop, torch_engine
 from talaria.training.batching import feed
-from talaria.training.engine import Pull, Slopes
-from talaria.training.objectives import CrossEntropy, cross_entropy
+from talaria.training.objectives import CrossEntropy, Pull, Slopes, cross_entropy
 from talaria.types import Recipe, Samples, Task
 
 RECIPE = Recipe(lr=0.01, momentum=0.9, weight_decay=0.01, smoothing=0.1, epochs=1, batch=16)

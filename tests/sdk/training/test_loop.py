@@ -18,8 +18,9 @@ from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, copied, equal, is_float, only
 from talaria.training import augment, batching, loop
 from talaria.training.batching import feed
-from talaria.training.engine import Pull, never_trained, ready
+from talaria.training.engine import never_trained, ready
 from talaria.training.functional_sgd import FunctionalSGD
+from talaria.training.objectives import Pull
 from talaria.types import Recipe, Samples, Task
 
 

@@ -33,8 +33,8 @@ from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, minus, only
 from talaria.training.batching import steps_of
-from talaria.training.engine import Objective, calibrate, ready, served, train
-from talaria.training.objectives import CrossEntropy
+from talaria.training.engine import calibrate, ready, served, train
+from talaria.training.objectives import CrossEntropy, Objective
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ import numpy as np
 
 from talaria.tensors import Tensors
 from talaria.training import augment
-from talaria.training.engine import Objective, gradient
+from talaria.training.engine import gradient
+from talaria.training.objectives import Objective
 from talaria.types import Samples, Task
 
 CHUNK = 1024

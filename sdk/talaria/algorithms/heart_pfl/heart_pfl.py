@@ -36,7 +36,8 @@ from talaria.algorithms.sharing import update
 from talaria.errors import ConfigError
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only, prefixed, under, without
-from talaria.training.engine import Pull, ready, served, state_of, train
+from talaria.training.engine import ready, served, state_of, train
+from talaria.training.objectives import Pull
 from talaria.types import Task, Update
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 from talaria.errors import ModelError
 from talaria.model.split import Split
 from talaria.tensors import Array, Tensors
-from talaria.training.engine import LOGITS, MEAN, Slopes, looking
-from talaria.training.objectives import cross_entropy
+from talaria.training.engine import looking
+from talaria.training.objectives import LOGITS, MEAN, Slopes, cross_entropy
 from talaria.types import Samples, Task
 
 DEPTHS = 4
@@ -94,7 +94,7 @@ def _by_value(f: Array, p: Array) -> tuple[float, Array]:
 
 @dataclass(frozen=True)
 class Aligned:
-    """CE + ``weight`` · L_HDA for the personal model; an :class:`~talaria.training.engine.Objective`.
+    """CE + ``weight`` · L_HDA for the personal model; an :class:`~talaria.training.objectives.Objective`.
 
     Variant A draws the personal features to the ``fixed`` class means of the global model. B compares what ``other``,
     the global model, makes of a batch with the class means of the personal features within it.

@@ -6,7 +6,7 @@ import numpy as np
 
 from talaria.algorithms.perfedavg.triples import Batch
 from talaria.tensors import Tensors
-from talaria.training.engine import LayerStreams, Walk
+from talaria.training.interface import LayerStreams, Walk
 
 
 def differenced(walk: Walk, batch: Batch, along: Tensors, noise: LayerStreams, delta: float) -> Tensors:

@@ -29,7 +29,8 @@ from talaria.algorithms.perfedavg.triples import Batch, triples
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
-from talaria.training.engine import LayerStreams, Walk, ready, served, train, walk
+from talaria.training.engine import ready, served, train, walk
+from talaria.training.interface import LayerStreams, Walk
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:

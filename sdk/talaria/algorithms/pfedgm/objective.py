@@ -19,15 +19,14 @@ from talaria.algorithms.pfedgm.navigator import (
 from talaria.algorithms.pfedgm.resampling import sampled_log_prior, virtual_features
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
-from talaria.training.engine import INTO, Slopes
-from talaria.training.objectives import cross_entropy
+from talaria.training.objectives import INTO, Slopes, cross_entropy
 from talaria.types import Task
 
 
 @dataclass(frozen=True)
 class Navigation:
     """CE(navigator) + η_inter Σ relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(navigator, virtual); an
-    :class:`~talaria.training.engine.Objective` whose own tensors are the anchors and their scale.
+    :class:`~talaria.training.objectives.Objective` whose own tensors are the anchors and their scale.
 
     The options are those of :class:`~talaria.algorithms.pfedgm.PFedGM`. ``offset`` (C,) is added to the scores of
     samples, ``known`` has the class means of an earlier round and which of them are held, ``sample`` draws virtual

@@ -14,8 +14,8 @@ import numpy as np
 from talaria import seeds
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
-from talaria.training.engine import LOGITS, looking
-from talaria.training.objectives import cross_entropy, log_softmax
+from talaria.training.engine import looking
+from talaria.training.objectives import LOGITS, cross_entropy, log_softmax
 from talaria.types import Samples, Task
 
 HIDDEN = 16
