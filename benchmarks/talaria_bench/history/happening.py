@@ -77,7 +77,7 @@ def _to(world: World, machine: Machine, fault: Fault) -> None:
         case "restore":
             if world.backups:
                 kill(world, machine, fault.seconds)
-                machine.between.append(lambda: record.take_back(world, -1 if fault.how == "last" else 0))
+                machine.between.append(lambda: record.restore_backup(world, -1 if fault.how == "last" else 0))
 
 
 def _rubbish(world: World, name: str, random: Random) -> None:

@@ -83,7 +83,7 @@ def take_backup(world: World) -> None:
     world.backups.append((dest, world.promises.record))
 
 
-def take_back(world: World, which: int) -> None:
+def restore_backup(world: World, which: int) -> None:
     """Restore a backup into an empty folder, as the docs say."""
     source, record = world.backups[which]
     world.state += "-restored"
