@@ -47,8 +47,7 @@ class Lookups:
         makers = {name: node for node in self.graph.nodes for name in node.outputs}
         found = dict[Lookup, None]()
         for node in self.graph.nodes:
-            known = len(node.inputs) > 1 and node.inputs[1] in self.graph.constants
-            if node.kind in ("Gather", "ScatterND") and not known:
+            if node.kind in ("Gather", "ScatterND") and not self._known(node.inputs[1], makers):
                 found[Lookup(self._entries(node, makers), self._way(node.inputs[1], makers))] = None
         return tuple(found)
 
@@ -62,6 +61,12 @@ class Lookups:
                     f"x: {low:g}..{high:g} is looked up in a table of {lookup.entries} entries; give whole numbers "
                     f"0..{lookup.entries - 1}, and standardize=false (--data-option) so that they stay as they are"
                 )
+
+    def _known(self, places: str, makers: dict[str, Node]) -> bool:
+        """Whether they stand in the file, or are a sum of what does."""
+        made = makers.get(places)
+        terms = made.inputs if made is not None and made.kind == "Add" else (places,)
+        return all(one in self.graph.constants for one in terms)
 
     def _entries(self, node: Node, makers: dict[str, Node]) -> int:
         table = node.inputs[0]

@@ -19,6 +19,8 @@ from talaria.tensors import Array
 Shape = tuple[int, ...]
 _FEW = 64
 """Most whole numbers that are followed by value: shapes, axes, pads."""
+_PLACES = 1 << 16
+"""Most of a sum or product of such numbers: the places that a convolution looks up."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,12 @@ class Value:
     def bytes(self) -> int:
         """What it takes in memory."""
         return math.prod(self.shape) * {FLOAT: 4, INT: 8, BOOL: 1}[self.dtype]
+
+    @property
+    def forgotten(self) -> Value:
+        """Itself without its numbers, if they are many."""
+        many = self.numbers is not None and self.numbers.size > _FEW
+        return Value(self.shape, self.dtype) if many else self
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,10 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
             values[name] = out
             live, work = live + out.bytes, work + math.prod(out.shape)
         most, work = max(most, live), work + extra
-        live -= sum(values[one].bytes for one in {*node.inputs, *node.outputs} if last.get(one, place) == place)
+        for name in {*node.inputs, *node.outputs}:
+            if last.get(name, place) == place:
+                live -= values[name].bytes
+                values[name] = values[name].forgotten
         if most > limits.memory_bytes or work > limits.multiply_adds:
             raise TooLarge(
                 f"program: one step would take {most >> 20} MiB and {work:.1e} multiply-adds, limits are "
@@ -101,10 +112,6 @@ Rule = Callable[[Node, list[Value]], Found]
 def _whole(array: Array) -> Array | None:
     """Numbers that stand in the file, however many."""
     return array if array.dtype == np.int64 else None
-
-
-def _few(array: Array) -> Array | None:
-    return array if array.dtype == np.int64 and array.size <= _FEW else None
 
 
 def _numbers(value: Value) -> list[int]:
@@ -127,10 +134,12 @@ def _together(node: Node, given: list[Value]) -> Found:
     a, b = given
     if a.dtype != b.dtype:
         raise ValueError(f"{a.dtype} with {b.dtype}")
-    sums = None
-    if node.kind in ("Add", "Mul") and a.numbers is not None and b.numbers is not None:
-        sums = _few(a.numbers + b.numbers if node.kind == "Add" else a.numbers * b.numbers)
-    return Value(_joined(given), a.dtype, sums), 0
+    shape = _joined(given)
+    if a.numbers is None or b.numbers is None or node.kind not in ("Add", "Mul"):
+        return Value(shape, a.dtype), 0
+    if math.prod(shape) > _PLACES:
+        raise ValueError(f"{shape} known numbers, most are {_PLACES}")
+    return Value(shape, a.dtype, a.numbers + b.numbers if node.kind == "Add" else a.numbers * b.numbers), 0
 
 
 def _compared(node: Node, given: list[Value]) -> Found:
@@ -240,11 +249,10 @@ def _gather(node: Node, given: list[Value]) -> Found:
         if given[1].dtype != INT:
             raise ValueError("places that are no whole numbers")
         return Value((*x.shape[:axis], *given[1].shape, *x.shape[axis + 1 :]), x.dtype), 0
-    at = _numbers(given[1])
-    if not all(0 <= i < x.shape[axis] for i in at):
-        raise ValueError(f"places {at}")
-    many = (len(at),) if given[1].shape else ()
-    return Value((*x.shape[:axis], *many, *x.shape[axis + 1 :]), x.dtype), 0
+    at = given[1].numbers
+    if not 0 <= at.min() <= at.max() < x.shape[axis]:
+        raise ValueError(f"places {at.min()}..{at.max()} of {x.shape[axis]}")
+    return Value((*x.shape[:axis], *given[1].shape, *x.shape[axis + 1 :]), x.dtype), 0
 
 
 def _scattered(node: Node, given: list[Value]) -> Found:

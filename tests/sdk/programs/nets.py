@@ -1015,6 +1015,20 @@ NETS = {
         (2, 4, 3),
         lambda: maps(nn.Conv2d(2, 4, 1), nn.ConvTranspose2d(4, 3, (3, 2), (1, 2), (1, 0), bias=False), wide=72),
     ),
+    "rows": (
+        LINE,
+        lambda: maps(nn.Conv1d(3, 16, 1), nn.Conv1d(16, 17, 4, padding="same"), nn.Conv1d(17, 16, 5, 2, 2), wide=96),
+    ),
+    "rows_dilated": (LINE, lambda: maps(nn.Conv1d(3, 16, 1), nn.Conv1d(16, 16, 3, 3, 4, 2), wide=96)),
+    "rows2d": (PLANE, lambda: maps(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 18, (3, 2), (2, 3), (1, 0)), wide=270)),
+    "rows2d_dilated": (
+        PLANE, lambda: maps(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, (3, 2), (2, 1), 2, (2, 3)), wide=720)
+    ),
+    "rows2d_large": (PLANE, lambda: maps(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 17, (5, 4), padding=(2, 1)), wide=1071)),
+    "rows_transposed": (LINE, lambda: maps(nn.Conv1d(3, 16, 1), nn.ConvTranspose1d(16, 17, 3, 2, 1, 1), wide=408)),
+    "rows_transposed2d": (
+        (2, 4, 3), lambda: maps(nn.Conv2d(2, 16, 1), nn.ConvTranspose2d(16, 16, (3, 2), (1, 2), (1, 0)), wide=384)
+    ),
     "dropout": (LINE, lambda: maps(nn.Conv1d(3, 4, 3), nn.Dropout(0.3), nn.Identity(), wide=40)),
     "dropout_of_channels": (PLANE, lambda: maps(nn.Conv2d(3, 4, 3), nn.Dropout2d(0.3), wide=168)),
     "dropout_of_moments": (LINE, lambda: Sequences(nn.Linear(3, 6), nn.Dropout1d(0.3), wide=6)),

@@ -85,17 +85,32 @@ def test_each_part_of_a_folded_layer_trains_alone(only):
     assert {*program.trained} == {*only}
 
 
-def test_the_weights_of_a_convolution_meet_columns_as_they_lie(convolutions):
+def test_weights_of_a_convolution_meet_columns_as_they_lie_and_rows_turned(convolutions):
     made = {name: node for node in convolutions.nodes for name in node.outputs}
+
+    def comes_from(value, *kinds):
+        for kind in kinds:
+            value = made[value].inputs[0] if value in made and made[value].kind == kind else ""
+        return value
+
     ports = [port.name for port in convolutions.inputs if len(port.shape) == 3]
     weights = [name for name in ports if name.startswith("weight/")]
-    forward = {made[node.inputs[0]].inputs[0] for node in of(convolutions, "MatMul") if node.inputs[0] in made}
     assert len(weights) == 4
-    assert forward.issuperset(weights)  # in another shape alone
+    columns = {comes_from(node.inputs[0], "Reshape") for node in of(convolutions, "MatMul")}
+    assert columns.intersection(weights) == {"weight/conv1.weight"}  # of 6 channels
+    rows = {comes_from(node.inputs[0], "Reshape", "Transpose", "Reshape") for node in of(convolutions, "Gemm")}
+    assert rows.issuperset({*weights} - columns)
     taken = {
         name for node in of(convolutions, "Gemm") if node.get("beta") for name in made.get(node.inputs[2], node).inputs
     }
-    assert len(taken.intersection(ports) - {"x"}) == 4  # momenta, by the product that gives their gradient
+    assert taken.intersection(ports) - {"x"} == {"momentum/conv1.weight"}  # by the product that gives its gradient
+
+
+def test_all_taps_of_a_wide_convolution_are_one_lookup(convolutions):
+    tables = [convolutions.constants[node.inputs[1]].shape for node in of(convolutions, "Gather")]
+    tables = [shape for shape in tables if len(shape) == 2]
+    # three layers forward, and the two by 2 back in two phases each, of which one of conv4 is a single tap
+    assert tables == [(25, 5), (25, 5), (13, 3), (13, 2), (25, 5), (25, 3), (25, 2)]
 
 
 def test_taps_that_lie_apart_are_cut_as_rows(convolutions):

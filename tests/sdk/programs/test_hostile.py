@@ -154,6 +154,32 @@ def test_bombs_are_refused_before_they_grow(program_of, kind):
         Program(onnx_file.write(bad, note))
 
 
+@pytest.mark.parametrize("kind", ["Add", "Mul"])
+def test_whole_numbers_that_stand_in_a_file_make_no_more_than_a_table_of_places(program_of, kind):
+    graph, note = graph_of(program_of("mlp"))
+    many = np.arange(200_000)
+    constants = {**graph.constants, "down": many[:, None], "across": many[None]}  # 300 GB of each with each
+    bad = replace(graph, nodes=(Node(kind, ("down", "across"), ("huge",)), *graph.nodes), constants=constants)
+    with pytest.raises(WireError, match="known numbers"):
+        Program(onnx_file.write(bad, note))
+
+
+def test_places_beyond_a_map_are_refused_as_a_sum_too(program_of):
+    graph, note = graph_of(program_of("sequence"))
+    summed = Node("Add", ("rows", "columns"), ("places",))
+    for highest, refused in ((9, False), (10, True)):
+        constants = {"table": np.zeros((2, 10), np.float32), "rows": np.array([[0], [5]])}
+        constants["columns"] = np.array([[0, highest - 5]])
+        looked = Node("Gather", ("table", "places"), ("under",), (("axis", 1),))
+        more = {**graph.constants, **constants}
+        data = onnx_file.write(replace(graph, nodes=(summed, looked, *graph.nodes), constants=more), note)
+        if refused:
+            with pytest.raises(WireError, match=r"places 0\.\.10 of 10"):
+                Program(data)
+        else:
+            Program(data)
+
+
 def test_what_onnx_allows_and_no_program_needs_is_refused(program_of):
     data = program_of("mlp")
 

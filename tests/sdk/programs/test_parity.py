@@ -109,6 +109,9 @@ def _convnext():
     [
         (_encoder, [f"layers.1.layers.{number}.{of}" for number in range(2) for of in ("self_attn", "linear1")]),
         (lambda: _sloped(nn.PReLU(16), nn.PReLU()), ["0", "2"]),
+        (nets.NETS["rows"][1], ["0", "1", "2"]),
+        (nets.NETS["rows2d_large"][1], ["0", "1"]),
+        (nets.NETS["rows_transposed"][1], ["0"]),
         (nets.Attending, ["attention", "conv"]),
         (nets.Hiding, ["attention", "conv"]),
         *((lambda way=way: nets.Asking(way), ["attention"]) for way in ("query", "padded", "others")),

@@ -1,8 +1,8 @@
-"""Convolutions as one matrix product over columns, dense, grouped and depthwise.
+"""Convolutions as one matrix product over what lies under the taps, dense, grouped and depthwise.
 
-The columns under the taps are made once, for the forward pass and the weight gradient; they lie as weights do, of which
-only the input gradient turns one, as it is a convolution too, phase by phase. Grouped products have the groups as a
-third dimension in front.
+That is made once, for the forward pass and the weight gradient. Few channels lie as columns, as their weight does; many
+are looked up as rows, for which weights are turned. The input gradient is a convolution too, phase by phase. Grouped
+products have the groups as a third dimension in front.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import cast
+from typing import Protocol, cast
 
 from torch.nn import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d, Module
 
@@ -24,6 +24,14 @@ LARGE = 16
 """Taps of a flat kernel from which on ONNX Runtime's transposed convolution beats columns of the gradient: 1.0 against
 4.4 ms for 5x5, 32 to 64 channels, 12x12, batch 10."""
 
+WIDE = 16
+"""Channels from which on a tap is looked up as one row: a row costs 7 ns, however short."""
+WORTH = 20
+"""Outputs whose weights are turned, there and back, in the time that a position of 16 samples saves as rows."""
+PLACES = 1 << 16
+"""Places that are looked up for one layer, at most: half a megabyte of memory, and no more are followed by value in
+:mod:`talaria.programs.shapes`."""
+
 
 @dataclass(frozen=True)
 class _Form:
@@ -33,7 +41,7 @@ class _Form:
     groups: int
     inputs: int
     outputs: int
-    """Channels of each group; unknown where ``groups`` is 1."""
+    """Channels of each group, of which a mask may leave out some where ``groups`` is 1."""
 
     @property
     def dense(self) -> bool:
@@ -46,6 +54,10 @@ class _Form:
     @property
     def rank(self) -> int:
         return 2 if self.dense else 3
+
+    def by_rows(self, positions: int, taps: int, channels: int) -> bool:
+        """Whether so many channels under so many taps are looked up as rows."""
+        return self.dense and taps > 1 and channels >= WIDE and positions * taps <= PLACES
 
     def rows(self, value: str, channels: int) -> str:
         """(channels, batch, *space) as the rows of a product."""
@@ -116,6 +128,57 @@ class _Form:
         return self.draft.reshape(turned, self.groups, self.inputs, len(taps) * self.outputs)
 
 
+class _Under(Protocol):
+    """What lies under the taps of all windows."""
+
+    def met(self, weight: str) -> str:
+        """Its product with a weight (outputs, inputs, *kernel), a row for each output."""
+
+    def slope(self, rows: str) -> str:
+        """The gradient of that weight, from one of the product."""
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Below each other, as a weight has them."""
+
+    form: _Form
+    kernel: tuple[int, ...]
+    value: str
+
+    def met(self, weight: str) -> str:
+        return self.form.draft.op("MatMul", self.form.forward(weight, prod(self.kernel)), self.value)
+
+    def slope(self, rows: str) -> str:
+        product = self.form.draft.product(rows, self.value, rank=self.form.rank, turn_b=True)
+        return self.form.weight(product, self.kernel)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Beside each other, all channels of a tap together: what a weight is turned for."""
+
+    draft: Draft
+    kernel: tuple[int, ...]
+    value: str
+
+    def met(self, weight: str) -> str:
+        turned = self.draft.transpose(self.draft.reshape(weight, 0, 0, prod(self.kernel)), 0, 2, 1)
+        return self.draft.product(self.draft.reshape(turned, 0, -1), self.value, rank=2, turn_b=True)
+
+    def slope(self, rows: str) -> str:
+        product = self.draft.reshape(self.draft.op("MatMul", rows, self.value), 0, prod(self.kernel), -1)
+        return self.draft.reshape(self.draft.transpose(product, 0, 2, 1), 0, 0, *self.kernel)
+
+
+def _under(form: _Form, windows: Windows, value: str) -> _Under:
+    """As rows where that takes less time than the weight's two turns."""
+    many = prod(windows.out)
+    if form.by_rows(many, prod(windows.kernel), form.inputs) and many * WORTH > form.outputs:
+        return _Rows(form.draft, windows.kernel, windows.rows(form.draft, value))
+    return _Columns(form, windows.kernel, form.under(windows.under(form.draft, value), form.inputs))
+
+
 def convolution(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """A convolution of one or two dimensions, whatever it puts around its map."""
     own, (x,) = cast("Conv1d | Conv2d", module), given
@@ -183,20 +246,17 @@ def _within(
 def _convolved(
     step: Step, layer: str, own: Conv1d | Conv2d, x: Map, windows: Windows, weight: str, form: _Form
 ) -> tuple[str, Pullback]:
-    """By columns, without the bias."""
-    draft, kernel, taps = step.draft, windows.kernel, prod(windows.kernel)
-    columns = form.under(windows.under(draft, x.value), form.inputs)
-    y = form.map(draft.op("MatMul", form.forward(weight, taps), columns), windows.out, form.outputs)
+    """Without the bias."""
+    draft, kernel, under = step.draft, windows.kernel, _under(form, windows, x.value)
+    y = form.map(under.met(weight), windows.out, form.outputs)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         rows = form.rows(g, form.outputs)
-        step.trained(
-            own, layer, "weight", lambda: form.weight(draft.product(rows, columns, rank=form.rank, turn_b=True), kernel)
-        )
+        step.trained(own, layer, "weight", lambda: under.slope(rows))
         if not wanted[0]:
             return [None]
-
-        if form.dense and len(x.space) == 2 and set(windows.stride) == {1} and taps >= LARGE and not windows.dilation:
+        flat = form.dense and len(kernel) == 2 and set(windows.stride) == {1} and not windows.dilation
+        if flat and prod(kernel) >= LARGE:
             turned = draft.transpose(g, 1, 0, 2, 3)
             dx = draft.op(
                 "ConvTranspose", turned, weight, kernel_shape=kernel, pads=windows.padding + windows.end, strides=(1, 1)
@@ -219,7 +279,7 @@ def transposed(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
         )
     zipped = zip(x.space, kernel, stride, padding, more, strict=True)
     space = tuple((n - 1) * s - 2 * p + k + extra for n, k, s, p, extra in zipped)
-    windows, taps = Windows(space, kernel, stride, padding), prod(kernel)
+    windows = Windows(space, kernel, stride, padding)
     form = _Form(draft, 1, own.out_channels, own.in_channels)
     weight = step.weight(layer, "weight", own.weight, (x.channels, layer, *kernel))
     bias = step.weight(layer, "bias", own.bias, (layer,))
@@ -236,13 +296,9 @@ def transposed(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         step.trained(own, layer, "bias", lambda: draft.sum(draft.reshape(g, 0, -1), 1))
-        columns, rows = form.under(windows.under(draft, g), form.inputs), form.rows(x.value, form.outputs)
-        step.trained(
-            own, layer, "weight", lambda: form.weight(draft.product(rows, columns, rank=2, turn_b=True), kernel)
-        )
-        if not wanted[0]:
-            return [None]
-        return [form.map(draft.op("MatMul", form.forward(weight, taps), columns), x.space, form.outputs)]
+        under = _under(form, windows, g)
+        step.trained(own, layer, "weight", lambda: under.slope(form.rows(x.value, form.outputs)))
+        return [form.map(under.met(weight), x.space, form.outputs) if wanted[0] else None]
 
     return Map(y, layer, space), back
 
@@ -250,6 +306,10 @@ def transposed(step: Step, layer: str, module: Module, given: Sequence[Map]) -> 
 def _of(form: _Form, weight: str, windows: Windows, phase: Phase, g: str) -> str:
     """The input gradient at the positions of one phase."""
     taps = list(phase.taps)
+    if form.by_rows(prod(phase.sizes), len(taps), form.outputs):
+        rows = phase.rows(form.draft, g, windows.out)
+        turned = form.backward(weight, windows.kernel, taps)
+        return form.map(form.draft.product(turned, rows, rank=2, turn_b=True), phase.sizes, form.inputs)
     columns = form.columns(phase.shifted(form.draft, g, windows.out, taps), form.outputs)
     product = form.draft.op("MatMul", form.backward(weight, windows.kernel, taps), columns)
     return form.map(product, phase.sizes, form.inputs)

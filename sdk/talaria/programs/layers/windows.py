@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -91,6 +91,12 @@ class Windows:
             for *start, last in starts
         ]
 
+    def rows(self, draft: Draft, value: str) -> str:
+        """What lies under all taps, a row for each window: (batch x windows, taps x channels)."""
+        zipped = zip(self.out, self.stride, self.kernel, self.apart_by, strict=True)
+        places = [np.add.outer(s * np.arange(n), d * np.arange(k)) for n, s, k, d in zipped]
+        return _rows(draft, value, self.space, self.padding, self.end, places)
+
     def phases(self) -> Iterator[Phase]:
         """The phases, the last dimension's first."""
         for start in itertools.product(*map(range, self.stride)):
@@ -108,10 +114,9 @@ class Windows:
         value with the map's channels and batch."""
         longest = tuple(-(-n // s) for n, s in zip(self.space, self.stride, strict=True))
         none = (0,) * len(longest)
-        pieces = []
-        for phase in self.phases():
-            missing = [a - b for a, b in zip(longest, phase.sizes, strict=True)]
-            pieces.append(pad(draft, of(phase), none, missing) if phase.taps else zeros(draft, like, longest))
+        # a shorter phase goes on beyond the map, so that all are of one size: what it has there is cut off below
+        phases = [replace(phase, sizes=longest) for phase in self.phases()]
+        pieces = [of(phase) if phase.taps else zeros(draft, like, longest) for phase in phases]
         made = list(longest)
         for axis in reversed(range(len(longest))):
             many = self.stride[axis]
@@ -139,16 +144,52 @@ class Phase:
     def shifted(self, draft: Draft, value: str, out: tuple[int, ...], taps: Sequence[Tap]) -> list[str]:
         """``value``, one entry for each window, as the positions of this phase meet it under each of ``taps``."""
         offsets = [self.taps[tap] for tap in taps]
-        low = [max(0, -min(one)) for one in zip(*offsets, strict=True)]
-        high = [
-            max(0, max(one) + size - n)
-            for one, size, n in zip(zip(*offsets, strict=True), self.sizes, out, strict=True)
-        ]
+        low, high = self._edges(out, offsets)
         value = pad(draft, value, low, high)
         wide = tuple(n + a + b for n, a, b in zip(out, low, high, strict=True))
         step, shared = (1,) * len(out), len({one[:-1] for one in offsets}) > 1
         starts = [tuple(o + a for o, a in zip(offset, low, strict=True)) for offset in offsets]
         return [cut(draft, value, wide, start, self.sizes, step, shared=shared) for start in starts]
+
+    def rows(self, draft: Draft, value: str, out: tuple[int, ...]) -> str:
+        """What :meth:`shifted` gives for all taps, a row for each position: (batch x positions, taps x channels)."""
+        offsets = list(self.taps.values())
+        low, high = self._edges(out, offsets)
+        each = [np.array(list(dict.fromkeys(one))) for one in zip(*offsets, strict=True)]
+        places = [np.add.outer(np.arange(n), o + a) for n, o, a in zip(self.sizes, each, low, strict=True)]
+        return _rows(draft, value, out, low, high, places)
+
+    def _edges(self, out: tuple[int, ...], offsets: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int]]:
+        """How far positions under taps with such ``offsets`` lie before and behind ``out`` windows."""
+        each = list(zip(*offsets, strict=True))
+        high = [max(0, max(one) + size - n) for one, size, n in zip(each, self.sizes, out, strict=True)]
+        return [max(0, -min(one)) for one in each], high
+
+
+def _rows(
+    draft: Draft, value: str, space: Sequence[int], low: Sequence[int], high: Sequence[int], places: Sequence[Array]
+) -> str:
+    """The rows (batch x positions, taps x channels) of a map (channels, batch, *space) with zeros around it: ``places``
+    are int (positions, taps) of each dimension.
+
+    With channels last a tap is one copy of all its channels, and one operator looks up all taps (137 us for 5 x 5 over
+    32 x 10 x 12 x 12, where slices below each other take 394)."""
+    flat = draft.reshape(value, 0, 0, -1) if len(space) > 1 else value
+    last = draft.transpose(flat, 1, 2, 0)
+    wide = [n + a + b for n, a, b in zip(space, low, high, strict=True)]
+    if wide != list(space):
+        if len(space) > 1:
+            last = draft.reshape(last, 0, *space, -1)
+        last = draft.op("Pad", last, draft.ints(0, *low, 0, 0, *high, 0), draft.constant(0.0))
+        if len(space) > 1:
+            last = draft.reshape(last, 0, prod(wide), -1)
+    at = list[str]()
+    for axis, one in enumerate(places):
+        shape = [1] * 2 * len(space)
+        shape[axis], shape[len(space) + axis] = one.shape
+        at.append(draft.constant(one.reshape(shape) * prod(wide[axis + 1 :]), INT))
+    under = draft.op("Gather", last, draft.total(at), axis=1)
+    return draft.op("Flatten", under, axis=1 + len(space))
 
 
 def pad(draft: Draft, value: str, low: Sequence[int], high: Sequence[int], fill: float = 0.0) -> str:
