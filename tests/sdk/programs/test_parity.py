@@ -93,6 +93,13 @@ def _sloped(one, other):
     return nn.Sequential(*own)
 
 
+def _shaped(name):
+    shape, make = nets.NETS[name]
+    net = make()
+    net.shape = shape
+    return net
+
+
 def _encoder():
     return nets.Sequences(nn.Linear(3, 8), nets.encoder(dropout=0.0), wide=8)
 
@@ -109,9 +116,9 @@ def _convnext():
     [
         (_encoder, [f"layers.1.layers.{number}.{of}" for number in range(2) for of in ("self_attn", "linear1")]),
         (lambda: _sloped(nn.PReLU(16), nn.PReLU()), ["0", "2"]),
-        (nets.NETS["rows"][1], ["0", "1", "2"]),
-        (nets.NETS["rows2d_large"][1], ["0", "1"]),
-        (nets.NETS["rows_transposed"][1], ["0"]),
+        (lambda: _shaped("rows"), ["0", "1", "2"]),
+        (lambda: _shaped("rows2d"), ["0", "1"]),
+        (lambda: _shaped("rows2d_large"), ["0", "1"]),
         (nets.Attending, ["attention", "conv"]),
         (nets.Hiding, ["attention", "conv"]),
         *((lambda way=way: nets.Asking(way), ["attention"]) for way in ("query", "padded", "others")),
