@@ -65,8 +65,9 @@ class Lookups:
     def _known(self, places: str, makers: dict[str, Node]) -> bool:
         """Whether they stand in the file, or are a sum of what does."""
         made = makers.get(places)
-        terms = made.inputs if made is not None and made.kind == "Add" else (places,)
-        return all(one in self.graph.constants for one in terms)
+        if made is not None and made.kind == "Add":
+            return all(self._known(one, makers) for one in made.inputs)
+        return places in self.graph.constants
 
     def _entries(self, node: Node, makers: dict[str, Node]) -> int:
         table = node.inputs[0]
