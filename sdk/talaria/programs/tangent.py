@@ -49,14 +49,10 @@ def tangent(
     for name, array in graph.constants.items():
         made.value[name] = draft.constant(array, array.dtype.name)
     for node in graph.nodes:
-        (out,) = node.outputs
         given = [made.value[name] for name in node.inputs]
-        made.value[out] = draft.op(node.kind, *given, **dict(node.attributes))
+        made.value |= made.several(node, given)
         if any(name in made.moved for name in node.inputs) and not _stands(node):
-            rule = _RULES.get(node.kind)
-            if rule is None:
-                raise ModelError(f"program: {node.kind} cannot be differentiated twice; use differences of gradients")
-            made.moved[out] = rule(made, node, out)
+            made.moved |= _moved(made, node, given)
     ports = [(port, made.value[port.name]) for port in graph.outputs]
     follow = [port for port in graph.outputs if port.name in made.moved]
     ports += [(Port(along(port.name), port.dtype, port.shape), made.moved[port.name]) for port in follow]
@@ -76,6 +72,11 @@ class _Made:
     def op(self, kind: str, *given: str, **attributes: Any) -> str:
         return self.draft.op(kind, *given, **attributes)
 
+    def several(self, node: Node, given: Sequence[str]) -> dict[str, str]:
+        """What ``node`` gives of other inputs, by the names of its outputs."""
+        made = self.draft.several(node.kind, len(node.outputs), *given, **dict(node.attributes))
+        return dict(zip(node.outputs, made, strict=True))
+
     def number(self, value: float) -> str:
         return self.draft.constant(value)
 
@@ -93,6 +94,17 @@ class _Made:
 
 
 _Rule = Callable[[_Made, Node, str], str]
+
+
+def _moved(made: _Made, node: Node, given: Sequence[str]) -> dict[str, str]:
+    """How all that ``node`` gives moves."""
+    if node.kind == "Split":  # of the first input's parts, as the others are sizes
+        return made.several(node, [made.moved[node.inputs[0]], *given[1:]])
+    rule = _RULES.get(node.kind)
+    if rule is None:
+        raise ModelError(f"program: {node.kind} cannot be differentiated twice; use differences of gradients")
+    (out,) = node.outputs
+    return {out: rule(made, node, out)}
 
 
 def _first(made: _Made, node: Node, out: str) -> str:

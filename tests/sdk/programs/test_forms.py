@@ -107,8 +107,9 @@ def test_weights_of_a_convolution_meet_columns_as_they_lie_and_rows_turned(convo
 
 
 def test_all_taps_of_a_wide_convolution_are_one_lookup(convolutions):
-    tables = [convolutions.constants[node.inputs[1]].shape for node in of(convolutions, "Gather")]
-    tables = [shape for shape in tables if len(shape) == 2]
+    sums = {node.outputs[0]: node.inputs for node in of(convolutions, "Add")}
+    looked = [sums[node.inputs[1]] for node in of(convolutions, "Gather") if node.inputs[1] in sums]
+    tables = [tuple(convolutions.constants[one].size for one in places) for places in looked]
     # three layers forward, and the two by 2 back in two phases each, of which one of conv4 is a single tap
     assert tables == [(25, 5), (25, 5), (13, 3), (13, 2), (25, 5), (25, 3), (25, 2)]
 
@@ -135,3 +136,21 @@ def test_without_momentum_a_weight_is_added_to_as_its_gradient_is_made():
     plain = Program(build(ModelSpec("mlp", (20,), 4), recipe=Recipe(momentum=0))).graph
     made = {name: node.kind for node in plain.nodes for name in node.outputs}
     assert {made[f"next/weight/{layer}.weight"] for layer in ("fc1", "fc2", "head")} == {"Gemm"}
+
+
+class States(nn.Module):
+    """A recurrent layer, and its last state."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.below, self.head = kind(3, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.below(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(("kind", "each"), [(nn.LSTM, 17), (nn.GRU, 15), (nn.RNN, 6)])
+def test_what_a_recurrent_layer_does_at_each_moment(kind, each):
+    """There and back; what does not wait for the moment before is done for all moments at once."""
+    one, more = (len(Program(build(zoo.keep(States(kind), (long, 3), 4))).graph.nodes) for long in (8, 9))
+    assert more - one == each

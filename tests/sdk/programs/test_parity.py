@@ -246,14 +246,14 @@ def test_dropout_follows_the_given_draw():
 
 def test_what_takes_too_many_operators_is_refused_before_it_is_run(monkeypatch):
     def few(graph):
-        return require_few(graph, 100)
+        return require_few(graph, 40)
 
     monkeypatch.setattr("talaria.programs.build.require_few", few)
     monkeypatch.setattr("talaria.programs.differentiate.require_few", few)
     monkeypatch.delattr("talaria.programs.session.Session.__init__")
     spec = zoo.keep(nets.BothWays(nn.GRU, "mean"), (3, 4), 4)
     for make in (build, lambda spec: differentiate.packed(spec, None, ("logits",)), differentiate.curved):
-        with pytest.raises(ModelError, match=r"operators, at most 100 are run; shorten the sequences"):
+        with pytest.raises(ModelError, match=r"operators, at most 40 are run; shorten the sequences"):
             make(spec)
 
 

@@ -54,7 +54,7 @@ class Walk:
 
 def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int, walk: Walk) -> tuple[list[str], Way]:
     """One layer of torch.nn.GRU (Cho et al. 2014): r and z are sigmoids, the new state is n + z (h - n) with
-    n = tanh(W x + b + r (V h + c)). ``r`` and ``z`` stand in one value, ``n`` apart.
+    n = tanh(W x + b + r (V h + c)).
 
     ``place`` is what the names of its weights end in, such as ``l0_reverse``; ``below`` (moments x batch, inputs) is
     what it reads, and its states are given by moment, in whichever order they are walked.
@@ -64,48 +64,45 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int, w
     into, over, bias, hidden = _held(weights, place, 3, inputs)
     assert into is not None
     assert over is not None
-    none, one_wide, two, three, _ = _multiples(draft, over)
+    none, one_wide, two, three = _multiples(draft, over)
     gates, new = rows(draft, over, none, two), rows(draft, over, two, three)
     given = draft.op("Gemm", below, into, *([bias] if bias else []), transB=1)
     shift = [rows(draft, hidden, two, three)] if hidden else []
-    given_gates, given_new = (
-        by_moments(draft, columns(draft, given, *cut), moments) for cut in ((none, two), (two, three))
-    )
+    of_gates, of_new = (columns(draft, given, *cut) for cut in ((none, two), (two, three)))
     if hidden:
-        given_gates = draft.op("Add", given_gates, rows(draft, hidden, none, two))
+        of_gates = draft.op("Add", of_gates, rows(draft, hidden, none, two))
+    given_gates, given_new = (each(weights.step, value, moments) for value in (of_gates, of_new))
     order, (h,) = _order(place, moments), walk.first or (_zeros(weights.step, one_wide),)
     states, before, kept = dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
+    wide = draft.op("Concat", one_wide, one_wide, axis=0)
     for moment in order:
-        at, before[moment] = draft.constant(moment, "int64"), h
-        rz = draft.op("Sigmoid", draft.op("Gemm", h, gates, draft.op("Gather", given_gates, at, axis=0), transB=1))
-        r, z = columns(draft, rz, none, one_wide), columns(draft, rz, one_wide, two)
+        before[moment] = h
+        rz = draft.op("Sigmoid", draft.op("Gemm", h, gates, given_gates[moment], transB=1))
+        r, z = draft.several("Split", 2, rz, wide, axis=1)
         hn = draft.op("Gemm", h, new, *shift, transB=1)
-        n = draft.op("Tanh", draft.op("Add", draft.op("Gather", given_new, at, axis=0), draft.op("Mul", r, hn)))
+        n = draft.op("Tanh", draft.op("Add", given_new[moment], draft.op("Mul", r, hn)))
         away = draft.op("Sub", h, n)
         h = states[moment] = walk.held(draft, moment, draft.op("Add", n, draft.op("Mul", z, away)), h)
-        kept[moment] = rz, r, z, hn, n, away
+        kept[moment] = r, z, hn, n, away
 
     def way(slopes: Sequence[str | None], wanted: bool) -> str:
-        one = draft.constant(1.0)
-        by_gates, by_new, by_hidden = dict[int, str](), dict[int, str](), dict[int, str]()
-        later: str | None = None
-        for moment in order[::-1]:
-            rz, r, z, hn, n, away = kept[moment]
-            slope, past = walk.parted(draft, moment, draft.total([slopes[moment], later]))
-            dn = draft.op("Mul", slope, draft.op("Sub", one, z))
-            dn = draft.op("Mul", dn, draft.op("Sub", one, draft.op("Mul", n, n)))
-            both = draft.op("Concat", draft.op("Mul", dn, hn), draft.op("Mul", slope, away), axis=1)
-            drz = draft.op("Mul", both, draft.op("Mul", rz, draft.op("Sub", one, rz)))
-            dhn = draft.op("Mul", dn, r)
-            by_gates[moment], by_new[moment], by_hidden[moment] = drz, dn, dhn
-            if moment != order[0] or walk.first:
-                through = draft.op("Gemm", dhn, new, draft.op("Mul", slope, z))
-                later = draft.total([draft.op("Gemm", drz, gates, through), past])
-        walk.slopes = [later] if walk.first and later is not None else []
-        d_gates, d_new, d_hidden = (joined(draft, part) for part in (by_gates, by_new, by_hidden))
-        states_before = joined(draft, before)
-        d_given = draft.op("Concat", d_gates, d_new, axis=1)
-        d_over = draft.op("Concat", d_gates, d_hidden, axis=1)
+        r, z, hn, n, away = _stacked(draft, kept)
+        to_new = draft.op("Mul", draft.op("Sub", draft.constant(1.0), z), _tanh_slope(draft, n))
+        sums = draft.op("Concat", _sigmoid_slope(draft, r, hn), _sigmoid_slope(draft, z, away), r, axis=1)
+        inner, outer = (each(weights.step, one, moments) for one in (to_new, sums))
+        by_new, by_over, slope = dict[int, str](), dict[int, str](), slopes[order[-1]]
+        for moment, earlier in zip(order[::-1], [*order[-2::-1], None], strict=True):
+            assert slope is not None
+            left, past = walk.parted(draft, moment, slope)
+            dn = by_new[moment] = draft.op("Mul", left, inner[moment])
+            by_over[moment] = draft.op("Mul", draft.op("Concat", dn, left, dn, axis=1), outer[moment])
+            if earlier is not None or walk.first:
+                stays = draft.op("Mul", left, kept[moment][1])
+                more = draft.total([stays, past, None if earlier is None else slopes[earlier]])
+                slope = draft.op("Gemm", by_over[moment], over, more)
+        walk.slopes = [slope] if walk.first and slope is not None else []
+        states_before, d_over = joined(draft, before), joined(draft, by_over)
+        d_given = draft.op("Concat", columns(draft, d_over, none, two), joined(draft, by_new), axis=1)
         weights.trained(named["weight_ih"], lambda: draft.product(d_given, below, rank=2, turn_a=True))
         weights.trained(named["weight_hh"], lambda: draft.product(d_over, states_before, rank=2, turn_a=True))
         if own.bias:
@@ -123,47 +120,67 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int, 
     into, over, bias, hidden = _held(weights, place, 4, inputs)
     assert into is not None
     assert over is not None
-    none, one_wide, two, three, four = _multiples(draft, over)
+    one_wide = _multiples(draft, over)[1]
     shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
-    given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
+    given = each(weights.step, draft.op("Gemm", below, into, *shift, transB=1), moments)
     order, (h, c) = _order(place, moments), walk.first or (_zeros(weights.step, one_wide),) * 2
     states, before, kept = dict[int, str](), dict[int, str](), dict[int, tuple[str, ...]]()
+    wide = draft.op("Concat", *[one_wide] * 4, axis=0)
     for moment in order:
-        at, before[moment] = draft.constant(moment, "int64"), h
-        whole = draft.op("Gemm", h, over, draft.op("Gather", given, at, axis=0), transB=1)
-        gates = draft.op("Sigmoid", columns(draft, whole, none, two))
-        i, f = columns(draft, gates, none, one_wide), columns(draft, gates, one_wide, two)
-        g = draft.op("Tanh", columns(draft, whole, two, three))
-        o = draft.op("Sigmoid", columns(draft, whole, three, four))
-        last, new = c, draft.op("Add", draft.op("Mul", f, c), draft.op("Mul", i, g))
+        before[moment] = h
+        whole = draft.op("Gemm", h, over, given[moment], transB=1)
+        i, f, g, o = draft.several("Split", 4, whole, wide, axis=1)
+        i, f, o = (draft.op("Sigmoid", gate) for gate in (i, f, o))
+        g, last = draft.op("Tanh", g), c
+        new = draft.op("Add", draft.op("Mul", f, c), draft.op("Mul", i, g))
         seen = draft.op("Tanh", new)
         h = states[moment] = walk.held(draft, moment, draft.op("Mul", o, seen), h)
         c = walk.held(draft, moment, new, c)
-        kept[moment] = gates, i, f, g, o, last, seen
+        kept[moment] = i, f, g, o, last, seen
     walk.cell = c
 
     def way(slopes: Sequence[str | None], wanted: bool) -> str:
-        one, found = draft.constant(1.0), dict[int, str]()
-        later: str | None = None
-        carried = walk.cell_slope
-        for moment in order[::-1]:
-            gates, i, f, g, o, cell, seen = kept[moment]
-            slope, past = walk.parted(draft, moment, draft.total([slopes[moment], later]))
+        inner, outer = (each(weights.step, one, moments) for one in _bends(draft, kept))
+        found = dict[int, str]()
+        slope, carried = slopes[order[-1]], walk.cell_slope
+        for moment, earlier in zip(order[::-1], [*order[-2::-1], None], strict=True):
+            assert slope is not None
+            left, past = walk.parted(draft, moment, slope)
             carried, cell_past = (None, None) if carried is None else walk.parted(draft, moment, carried)
-            inner = draft.op("Mul", draft.op("Mul", slope, o), draft.op("Sub", one, draft.op("Mul", seen, seen)))
-            inner = inner if carried is None else draft.op("Add", inner, carried)
-            both = draft.op("Concat", draft.op("Mul", inner, g), draft.op("Mul", inner, cell), axis=1)
-            by_gates = draft.op("Mul", both, draft.op("Mul", gates, draft.op("Sub", one, gates)))
-            by_new = draft.op("Mul", draft.op("Mul", inner, i), draft.op("Sub", one, draft.op("Mul", g, g)))
-            out = draft.op("Mul", draft.op("Mul", slope, seen), draft.op("Mul", o, draft.op("Sub", one, o)))
-            found[moment] = draft.op("Concat", by_gates, by_new, out, axis=1)
-            if moment != order[0] or walk.first:
-                carried = draft.total([draft.op("Mul", inner, f), cell_past])
-                later = draft.total([draft.op("MatMul", found[moment], over), past])
-        walk.slopes = [one for one in (later, carried) if one is not None and walk.first]
+            cell = draft.total([draft.op("Mul", left, inner[moment]), carried])
+            found[moment] = draft.op("Mul", draft.op("Concat", cell, cell, cell, left, axis=1), outer[moment])
+            if earlier is not None or walk.first:
+                carried = draft.total([draft.op("Mul", cell, kept[moment][1]), cell_past])
+                more = [one for one in (past, None if earlier is None else slopes[earlier]) if one is not None]
+                slope = draft.op("Gemm", found[moment], over, *([draft.total(more)] if more else []))
+        walk.slopes = [one for one in (slope, carried) if one is not None and walk.first]
         return _learned(weights, place, joined(draft, found), below, joined(draft, before), into, wanted)
 
     return [states[moment] for moment in range(moments)], way
+
+
+def _bends(draft: Draft, kept: Mapping[int, tuple[str, ...]]) -> tuple[str, str]:
+    """What an LSTM's way back multiplies slopes with, of all moments at once: the state's to the cell's, (moments x
+    batch, wide), and the cell's and the state's to those of the four sums, (moments x batch, 4 wide)."""
+    i, f, g, o, last, seen = _stacked(draft, kept)
+    by_new = draft.op("Mul", i, _tanh_slope(draft, g))
+    sums = (_sigmoid_slope(draft, i, g), _sigmoid_slope(draft, f, last), by_new, _sigmoid_slope(draft, o, seen))
+    return draft.op("Mul", o, _tanh_slope(draft, seen)), draft.op("Concat", *sums, axis=1)
+
+
+def _stacked(draft: Draft, kept: Mapping[int, tuple[str, ...]]) -> list[str]:
+    """Each of what was kept of every moment, (moments x batch, wide)."""
+    return [joined(draft, dict(zip(kept, part, strict=True))) for part in zip(*kept.values(), strict=True)]
+
+
+def _sigmoid_slope(draft: Draft, y: str, times: str) -> str:
+    """The slope of a sigmoid that gave ``y``, ``times`` what it was multiplied with."""
+    return draft.op("Mul", draft.op("Mul", times, y), draft.op("Sub", draft.constant(1.0), y))
+
+
+def _tanh_slope(draft: Draft, y: str) -> str:
+    """The slope of a tanh that gave ``y``."""
+    return draft.op("Sub", draft.constant(1.0), draft.op("Mul", y, y))
 
 
 def rnn(weights: Matrices, place: str, below: str, inputs: Size, moments: int, walk: Walk) -> tuple[list[str], Way]:
@@ -174,24 +191,24 @@ def rnn(weights: Matrices, place: str, below: str, inputs: Size, moments: int, w
     assert into is not None
     assert over is not None
     shift = [draft.op("Add", bias, hidden)] if bias and hidden else []
-    given = by_moments(draft, draft.op("Gemm", below, into, *shift, transB=1), moments)
+    given = each(weights.step, draft.op("Gemm", below, into, *shift, transB=1), moments)
     order, (h,) = _order(place, moments), walk.first or (_zeros(weights.step, _multiples(draft, over)[1]),)
     bend, states, before = "Tanh" if own.mode == "RNN_TANH" else "Relu", dict[int, str](), dict[int, str]()
     made = dict[int, str]()
     for moment in order:
-        at, before[moment] = draft.constant(moment, "int64"), h
-        whole = draft.op("Gemm", h, over, draft.op("Gather", given, at, axis=0), transB=1)
+        before[moment] = h
+        whole = draft.op("Gemm", h, over, given[moment], transB=1)
         made[moment] = draft.op(bend, whole)
         h = states[moment] = walk.held(draft, moment, made[moment], h)
 
     def way(slopes: Sequence[str | None], wanted: bool) -> str:
-        one, none, found = draft.constant(1.0), draft.constant(0.0), dict[int, str]()
+        none, found = draft.constant(0.0), dict[int, str]()
         later: str | None = None
         for moment in order[::-1]:
             slope, past = walk.parted(draft, moment, draft.total([slopes[moment], later]))
             seen = made[moment]
             if bend == "Tanh":
-                found[moment] = draft.op("Mul", slope, draft.op("Sub", one, draft.op("Mul", seen, seen)))
+                found[moment] = draft.op("Mul", slope, _tanh_slope(draft, seen))
             else:
                 found[moment] = draft.op("Where", draft.op("Greater", seen, none), slope, none)
             if moment != order[0] or walk.first:
@@ -225,10 +242,10 @@ def _held(
 
 
 def _multiples(draft: Draft, over: str) -> list[str]:
-    """0, 1, 2, 3 and 4 times the number of hidden units, which a mask may narrow: int64 (1,) each."""
+    """0, 1, 2 and 3 times the number of hidden units, which a mask may narrow: int64 (1,) each."""
     wide = draft.op("Shape", over, start=1, end=2)
     found = [draft.ints(0), wide]
-    for _ in range(3):
+    for _ in range(2):
         found.append(draft.op("Add", found[-1], wide))
     return found
 
@@ -247,6 +264,13 @@ def _zeros(step: Step, wide: str) -> str:
     """The first state: zeros (batch, wide)."""
     draft = step.draft
     return draft.op("Expand", draft.constant(0.0), draft.op("Concat", step.batch, wide, axis=0))
+
+
+def each(step: Step, value: str, moments: int) -> list[str]:
+    """(moments x batch, channels) as one (batch, channels) for each moment."""
+    draft = step.draft
+    sizes = draft.op("Mul", draft.ints(*[1] * moments), step.batch)
+    return [*draft.several("Split", moments, value, sizes, axis=0)] if moments > 1 else [value]
 
 
 def by_moments(draft: Draft, value: str, moments: int) -> str:

@@ -23,7 +23,7 @@ from talaria.programs.layers.matrices import Matrices
 from talaria.programs.layers.sequence import closed, filled, opened, sizes
 
 LONGEST = 256
-"""Moments up to which a layer is unrolled: each takes about thirty operators."""
+"""Moments up to which a layer is unrolled: each takes some fifteen operators."""
 CELLS = {RNN: cells.rnn, GRU: cells.gru, LSTM: cells.lstm}
 """What a layer of each kind does."""
 Form = Literal["all", "last", "ends", "lasts", "whole"]
@@ -256,11 +256,8 @@ class _Layer:
 
     def apart(self, slope: str) -> list[Slopes]:
         """The slope (moments, batch, channels) by direction and moment."""
-        draft, places = self.step.draft, range(self.moments)
-        return [
-            [draft.op("Gather", side, draft.constant(moment, "int64"), axis=0) for moment in places]
-            for side in self._sides(slope, 2)
-        ]
+        flat = (self.step.draft.op("Flatten", side, axis=2) for side in self._sides(slope, 2))
+        return [[*cells.each(self.step, side, self.moments)] for side in flat]
 
     def at(self, ends: Sequence[int], slope: str) -> list[Slopes]:
         """The slope (batch, channels) of one state of each direction, likewise."""
