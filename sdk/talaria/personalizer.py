@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria import plugins, tasks
+from talaria.aggregate.validation import is_finite
 from talaria.data.federated import require_inputs
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated import targets
@@ -210,8 +211,7 @@ class Personalizer:
         )  # fmt: skip
         state = state_of(model)
         only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
-        self._dense = deepcopy(model)
-        self._twin = None
+        dense, twin = deepcopy(model), None
         if chosen.widths:
             first = max(1, epochs // 3)
             rest = recipe.but(epochs=max(0, epochs - first))
@@ -223,15 +223,12 @@ class Personalizer:
                 chosen = measured.weighed(self._spec, self.budget, chosen, learned, batches, profile=self._profile)
                 self._plan = chosen
             if self._allowed is not None and len(held):
-                self._twin = self._score(
-                    _serving(task, _trained(task.but(recipe=rest), state, only, "train"), scale), held
-                )
+                twin = self._score(_serving(task, _trained(task.but(recipe=rest), state, only, "train"), scale), held)
             task, state = _pruned(task.but(recipe=rest), state, chosen)
         state = _trained(task, state, only, "train")
-        self._task, self._model = task.but(train=train), _serving(task, state, scale)
+        self._task, self._model, self._dense = task.but(train=train), _serving(task, state, scale), dense
         self.accuracy = self._score(self._model, held) if len(held) else None
-        if self._twin is None:  # nothing was pruned: the model is its own twin
-            self._twin = self.accuracy
+        self._twin = self.accuracy if twin is None else twin  # where nothing was pruned, the model is its own twin
         return self
 
     def join(
@@ -396,6 +393,17 @@ def _serving(task: Task, state: Tensors, scale: Scale | None) -> Module:
 
 
 def _trained(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:
+    after = _learned(task, state, only, purpose)
+    for name, value in after.items():
+        if not is_finite(value) and is_finite(state[name]):
+            raise ConfigError(
+                f"recipe: with lr={task.recipe.lr:g} the training diverged, tensor {name!r} holds NaN or infinity; "
+                "lower lr, or scale the samples"
+            )
+    return after
+
+
+def _learned(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:
     if task.goal != tasks.CLASSIFICATION:
         return engine.train(task, state, only=only, purpose=purpose)
     if only is None:

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import numpy as np
@@ -67,6 +68,16 @@ class Drifting(nn.Module):
 def test_model_that_its_file_cannot_equal_is_refused_and_nothing_is_written(imu, tmp_path):
     with pytest.raises(ModelError, match="differs from torch"):
         make_bundle(tmp_path / "x.talaria", Drifting(), example=imu.x, variants=("fp32",), seconds=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_whose_training_diverged_is_refused(imu, tmp_path):
+    astray = copy.deepcopy(imu.model)
+    next(astray.parameters()).data.fill_(float("nan"))
+    with pytest.raises(ModelError, match="gives NaN or infinity, as after a training that diverged"):
+        make_bundle(
+            tmp_path / "x.talaria", astray, example=imu.x, calibration=imu.x, variants=("fp32", "int8"), seconds=0
+        )
     assert list(tmp_path.iterdir()) == []
 
 

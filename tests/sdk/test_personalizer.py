@@ -14,7 +14,7 @@ from talaria.personalizer import Joining, Personalizer
 from talaria.planning.budget import Budget
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
-from talaria.types import Samples
+from talaria.types import Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (6, 40), 3)
 DEVICE = Profile(
@@ -53,6 +53,14 @@ def test_equal_seeds_give_equal_models() -> None:
     one, two = fitted(Plan(widths={"conv1": 16}), 3), fitted(Plan(widths={"conv1": 16}), 3)
     for (name, a), (_, b) in zip(one.model.state_dict().items(), two.model.state_dict().items(), strict=True):
         assert torch.equal(a, b), name
+
+
+def test_a_training_that_diverges_is_refused_and_the_model_before_stays() -> None:
+    personal = fitted(epochs=2)
+    before, accuracy = personal.model, personal.accuracy
+    with pytest.raises(ConfigError, match=r"with lr=1e\+30 the training diverged, tensor .* NaN or infinity; lower lr"):
+        personal.fit(TRAIN, VAL, epochs=2, recipe=Recipe(lr=1e30))
+    assert (personal.model, personal.accuracy) == (before, accuracy)
 
 
 def test_what_the_plan_freezes_does_not_move() -> None:

@@ -226,6 +226,19 @@ class Steps(Module):
         return out
 
 
+class Blind(Module):
+    """Shares of six features of which it does not see one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = Linear(6, 6), Linear(6, 2)
+        self.register_buffer("mask", torch.tensor([0.0] * 5 + [-torch.inf]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head((self.first(x) + self.mask).softmax(1))
+        return out
+
+
 def test_a_class_for_each_step_of_a_sequence() -> None:
     x = np.random.default_rng(0).normal(size=(90, 2, 9)).astype(np.float32)
     y = (x[:, 0] > 0).astype(int)
@@ -266,6 +279,22 @@ def test_what_does_not_fit_a_task_is_refused_at_once(words: Any, said: str) -> N
 def test_whose_training_diverged_is_named(engine: Any) -> None:
     with pytest.raises(ConfigError, match=r"update of '\w+': tensor .* NaN or infinity, .*; lower the learning rate"):
         talaria.simulate("fedavg", made("multilabel"), "mlp", rounds=3, recipe={"lr": 1e30}, engine=engine)
+
+
+@pytest.mark.parametrize(("algorithm", "tensor"), [("local", "fc1.weight"), ("ditto", "personal/fc1.weight")])
+def test_what_diverged_is_not_kept_on_a_device(algorithm: str, tensor: str) -> None:
+    recipe = {"lr": 1e30} if algorithm == "local" else {}
+    options = {} if algorithm == "local" else {"personal_lr": 1e30}
+    with pytest.raises(
+        ConfigError, match=rf"private state of 'anna': tensor '{tensor}' holds NaN or infinity.*lower the learning rate"
+    ):
+        talaria.simulate(algorithm, made("multilabel"), "mlp", rounds=3, recipe=recipe, options=options)
+
+
+def test_a_network_with_a_mask_of_infinities_learns_under_both_policies_of_buffers() -> None:
+    for buffers in ("local", "aggregate"):
+        found = talaria.simulate("fedper", made("multilabel"), Blind(), rounds=1, buffers=buffers)
+        assert np.isinf(found.model("anna").state_dict()["mask"].numpy()).any()
 
 
 def test_targets_that_do_not_fit_are_refused() -> None:

@@ -89,7 +89,8 @@ def make_bundle(
     the gate is chosen. ``task`` is what the model says of an input (:mod:`talaria.tasks`); variants are judged by its
     own score and decisions (:class:`~talaria_export.convert.quantize.Gate`).
 
-    Raises :class:`~talaria.errors.ModelError` where the exported model differs from torch, and whatever
+    Raises :class:`~talaria.errors.ModelError` where the model gives NaN or infinity, or its export differs from torch,
+    and whatever
     :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise. Nothing is
     written then.
     """
@@ -110,7 +111,7 @@ def make_bundle(
     proto = _converted(model, example)
     given, source = _probes(model, example, held, steps, keep_samples, probes, seed)
     x = steps.apply(given)
-    expected = _run(model, x)
+    expected = _finite(_run(model, x))
     wanted = 3 if tasks.of(task).name == "per_step" else 2
     if expected.ndim != wanted:
         form = "(N, steps, classes)" if wanted == 3 else "(N, classes)"
@@ -195,7 +196,17 @@ def _converted(model: Model, example: Array) -> ModelProto:
 
 def _difference(model: Model, fp32: Made, x: Array) -> float:
     """The largest difference between torch and the fp32 file over ``x``; too large a one is refused."""
-    return _apart(fp32, x, _run(model, x))
+    return _apart(fp32, x, _finite(_run(model, x)))
+
+
+def _finite(outputs: Array) -> Array:
+    """``outputs`` as they are; a model that gives NaN or infinity is refused."""
+    if not np.isfinite(outputs).all():
+        raise ModelError(
+            "model: gives NaN or infinity, as after a training that diverged; lower the learning rate, or scale the "
+            "samples"
+        )
+    return outputs
 
 
 def _apart(fp32: Made, given: Array, expected: Array) -> float:

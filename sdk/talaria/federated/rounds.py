@@ -16,6 +16,7 @@ from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics, pools
 from talaria.aggregate.fedbuff import FedBuff
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.stacked_updates import RowRule
+from talaria.aggregate.validation import is_finite
 from talaria.aggregate.wrappers import chain, innermost
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
@@ -207,11 +208,13 @@ def participate(
 
     Round ``n`` from 1 trains from version ``n - 1`` of the global model, which is the update's ``base_version``: in an
     asynchronous run the round is that of the global model which the device downloaded, however many versions there are
-    by now.
+    by now. Raises :class:`ConfigError` where the training diverged in what stays private: no later round would mend it.
     """
     task, compact, own = _enter(run, member, shared, private, round)
     task = task.but(recipe=task.recipe.at(round, run.rounds))
-    update, own = algorithm_of(run).fit(task, compact, own)
+    update, after = algorithm_of(run).fit(task, compact, own)
+    _require_finite(member.client, own, after)
+    own = after
     own |= targets.kept(targets.scale_of(run, member, private))
     update, how = update.but(base_version=round - 1), codec_of(run, member)
     if kind_of(run) == "delta":
@@ -223,6 +226,16 @@ def participate(
         update = feedback.compensate(update, left)
         own = {**own, **prefixed(feedback.remainder(update, how), feedback.PREFIX)}
     return update, _stored(update.mask, own)
+
+
+def _require_finite(client: str, before: Tensors, after: Tensors) -> None:
+    """Refuse what a training brought out of the numbers; a network's own buffers, such as a causal mask, may be so."""
+    for name, value in after.items():
+        if not is_finite(value) and (name not in before or is_finite(before[name])):
+            raise ConfigError(
+                f"private state of {client!r}: tensor {name!r} holds NaN or infinity, and would never leave it; lower "
+                "the learning rate"
+            )
 
 
 def close(

@@ -22,7 +22,8 @@ class Split:
     """Which part of a model each state-dict key belongs to; exact keys, disjoint, covering all.
 
     ``statistics`` are the floating-point buffers (BatchNorm running mean and variance) among those keys:
-    they stay on the device under ``buffers="local"``. ``counters`` are the integer buffers: they never travel.
+    they stay on the device under ``buffers="local"``. ``counters`` are what no mean is taken of, the integer buffers
+    and those that hold infinity, such as a causal mask: they never travel.
     """
 
     body: tuple[str, ...]
@@ -106,7 +107,10 @@ def split_model(
         raise ModelError(
             f"split: head={head!r} covers the whole model, so nothing could be shared; name its last layer"
         )
-    floats = {name: buffer.is_floating_point() for name, buffer in model.named_buffers(remove_duplicate=False)}
+    floats = {
+        name: buffer.is_floating_point() and bool(buffer.isfinite().all())
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+    }
     kept = set(keys)
     return Split(
         body=tuple(k for k in keys if k not in heads and k not in tuned),

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 import pytest
+import torch
 from torch import nn
 
 from talaria.errors import ModelError
@@ -44,6 +45,12 @@ def test_aggregated_buffers_travel_but_counters_never():
     split = split_model(_model(), buffers="aggregate")
     assert {"bn.running_mean", "bn.running_var"} <= set(split.travels("body"))
     assert "bn.num_batches_tracked" not in split.travels("body", "adapters", "head")
+
+
+def test_a_causal_mask_of_infinities_never_travels():
+    model = _model()
+    model.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+    assert "mask" not in split_model(model, buffers="aggregate").travels("body", "adapters", "head")
 
 
 def test_several_prefixes_and_named_adapters():
