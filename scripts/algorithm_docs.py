@@ -23,6 +23,7 @@ def page(cls: type[Algorithm]) -> str:
         ("source", card.source),
         ("evidence", card.evidence),
         ("engines", "torch" if card.torch_alone else "torch, onnx"),
+        ("tasks", f"classification: {card.classes_alone}" if card.classes_alone else "all"),
         ("server", f"`{_server(cls)}`"),
     ):
         lines.append(f"| {what} | {value} |")

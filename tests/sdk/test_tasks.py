@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from tolerance import roundings
+from torch.func import functional_call
 from torch.nn import GRU, Linear, Module
 from torch.nn import functional as F
 
@@ -17,8 +18,10 @@ from talaria.errors import ConfigError, DataError, ModelError
 from talaria.federated import rounds
 from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member
+from talaria.model.state import state_of
 from talaria.model.weights import Served
 from talaria.simulation.run import members_of
+from talaria.training import engine as engines
 from talaria.training.engine import predict
 from talaria.types import Samples
 
@@ -61,6 +64,18 @@ def test_a_loss_and_its_slope_are_those_of_torch(task: str, theirs: Any, draw: n
     assert slope.dtype == np.float32
     assert tensor.grad is not None
     assert roundings(slope, tensor.grad.numpy()) < 64
+
+
+@pytest.mark.parametrize(
+    "task", ["classification:balance=true", "regression:kind=squared", "regression", "multilabel", "per_step"]
+)
+def test_a_slope_turns_as_its_own_differences_say(task: str, draw: np.random.Generator) -> None:
+    shape = (7, 5, 3) if task == "per_step" else (7, 3)
+    out, way = draw.normal(size=shape), draw.normal(size=shape)
+    y = tasks.of(task).example((7, 3)) if task != "per_step" else draw.integers(-1, 3, (7, 5))
+    goal = tasks.of(task).fitted(y)
+    ahead, behind = (goal.loss(out + far * way, y)[1] for far in (1e-6, -1e-6))
+    assert np.allclose(goal.bent(out, y, way), (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-8)
 
 
 def test_a_balanced_loss_weighs_classes_by_their_shares(draw: np.random.Generator) -> None:
@@ -121,10 +136,15 @@ def test_the_figures_of_each_task() -> None:
     assert tasks.of("per_step").measured(steps, padded) == (0.5, 0.5)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedper", "fedrep", "ditto", "hermes"])
-def test_both_engines_learn_numbers_in_their_own_units(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("fedavg", {}), ("fedper", {}), ("fedrep", {}), ("ditto", {}), ("hermes", {"threshold": 0.0}),
+        ("lg_fedavg", {}), ("ffgg", {}), ("apfl", {}), ("perfedavg", {}),
+    ],
+)  # fmt: skip
+def test_both_engines_learn_numbers_in_their_own_units(algorithm: str, options: dict[str, Any]) -> None:
     data = made("regression")
-    options = {"threshold": 0.0} if algorithm == "hermes" else {}
     found = {
         engine: talaria.simulate(
             algorithm, data, "mlp", rounds=6, recipe={"epochs": 6, "lr": 0.05}, options=options, engine=engine
@@ -137,6 +157,71 @@ def test_both_engines_learn_numbers_in_their_own_units(algorithm: str) -> None:
     assert (told["task"], told["figures"]["accuracy"]) == ("regression", "r2")
     answers = predict(found["torch"].model("carl"), data.clients["carl"].test.x)
     assert 200 < answers.mean() < 400, "the served model speaks in the targets' own units"
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_the_model_that_apfl_shares_is_fedavgs(task: str, engine: Any) -> None:
+    one, other = (
+        talaria.simulate(name, made(task), "mlp", rounds=2, recipe={"epochs": 2}, engine=engine).learned.shared
+        for name in ("apfl", "fedavg")
+    )
+    assert roundings(one, other) < 64
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_the_gradient_that_ffgg_sends_is_that_of_the_tasks_loss(engine: Any) -> None:
+    steps = {"gamma": 1.0, "head_epochs": 0, "allow_degenerate": True}
+    found = talaria.simulate(
+        "ffgg", made("regression"), "mlp", rounds=1, options={"form": "gradient", **steps}, engine=engine
+    )
+    first, _ = rounds.start(found.run)
+    sent = []
+    for one in members_of(made("regression").clients).values():
+        task = rounds.task_of(found.run, one, 1, None)
+        state = engines.calibrate(task, state_of(task.model))
+        sent.append(engines.gradient(task, state, only=task.split.of("body")))
+    mean = {key: first[key] - sum(one[key] for one in sent) / len(sent) for key in first}
+    assert roundings(found.learned.shared, mean) < 64
+
+
+class Bending(Module):
+    """A layer that bends, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = Linear(6, 5), Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.first(x).tanh())
+        return out
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+@pytest.mark.parametrize(
+    ("task", "theirs"),
+    [
+        ("regression:kind=squared", lambda out, y: F.mse_loss(out, y) / 2),
+        ("multilabel", lambda out, y: F.binary_cross_entropy_with_logits(out, y.float())),
+    ],
+)
+def test_the_exact_form_of_perfedavg_bends_with_the_tasks_loss(task: str, theirs: Any, engine: Any) -> None:
+    data = made(task)
+    run = talaria.simulate("perfedavg", data, Bending(), rounds=1, options={"form": "exact"}).run
+    one = rounds.task_of(run, members_of(data.clients, engine=engine)["anna"], 1, None)
+    x, y = one.train.x[:9], one.train.y[:9]
+    walk = engines.walk(one, state_of(one.model), one.recipe)
+    weights, draws = walk.weights, np.random.default_rng(1)
+    along = {key: draws.normal(size=value.shape).astype(np.float32) for key, value in weights.items()}
+
+    def loss(*values: torch.Tensor) -> Any:
+        named = dict(zip(weights, values, strict=True))
+        return theirs(functional_call(Bending().double(), named, torch.tensor(x).double()), torch.tensor(y).double())
+
+    at, ways = (tuple(torch.tensor(value).double() for value in given.values()) for given in (weights, along))
+    wanted = dict(zip(weights, torch.autograd.functional.hvp(loss, at, ways)[1], strict=True))
+    found = walk.curved(x, y, along, walk.draws("train"))
+    assert roundings(found, {key: value.numpy().astype(np.float32) for key, value in wanted.items()}) < 200
 
 
 def test_what_a_device_scales_by_stays_on_it_and_does_not_move_with_its_data() -> None:

@@ -63,7 +63,6 @@ class APFL:
         source="Deng et al., 2020, arXiv:2003.13461",
         evidence="confirmed",
         plain_steps="its two models step along one slope",
-        classes_alone="its mixture is learned step by step on cross-entropy",
     )
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from talaria.programs.vjp import GRADIENT, Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.array_sgd import ArraySGD
 from talaria.training.batching import feed, steps_of
-from talaria.training.objectives import LOGITS, CrossEntropy, Objective, Pull, cross_entropy, log_softmax
+from talaria.training.objectives import LOGITS, CrossEntropy, Curved, Objective, Pull
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 256
@@ -95,21 +95,29 @@ class Derivatives:
 
         return look
 
-    def walk(self, task: Task, state: Tensors, recipe: Recipe, purpose: str) -> ProgramWalk:
+    def walk(self, task: Task, state: Tensors, recipe: Recipe, purpose: str, objective: Curved | None) -> ProgramWalk:
         """See :func:`talaria.training.engine.walk`."""
-        return ProgramWalk(self, task, state, recipe, purpose)
+        return ProgramWalk(self, task, state, recipe, purpose, objective)
 
 
 class ProgramWalk:
     """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.interface.Walk`."""
 
-    def __init__(self, derivatives: Derivatives, task: Task, state: Tensors, recipe: Recipe, purpose: str) -> None:
+    def __init__(
+        self,
+        derivatives: Derivatives,
+        task: Task,
+        state: Tensors,
+        recipe: Recipe,
+        purpose: str,
+        objective: Curved | None,
+    ) -> None:
         self._derivatives, self._task, self._recipe = derivatives, task, recipe
         self._vjp = derivatives.vjp(None, (LOGITS,))
         self._state = dict(state)
         parameters = {*task.split.parameters("body", "adapters", "head")}
         self._trained = [key for key in state if key in parameters]
-        self._optimizer, self._objective = ArraySGD(recipe), CrossEntropy(recipe.smoothing)
+        self._optimizer, self._objective = ArraySGD(recipe), objective or CrossEntropy(recipe.smoothing)
         self._draws = self.draws(purpose)
 
     @property
@@ -140,11 +148,9 @@ class ProgramWalk:
         for xs, ys in _pieces(x, y, self._recipe.accumulate):
             done = twice.forward({**self._state, **ways}, xs, draws.next(len(ys)))
             logits, way = done.taps[LOGITS], done.taps[ALONG + LOGITS]
-            _, slope = cross_entropy(logits, ys, self._recipe.smoothing)
-            shares = np.exp(log_softmax(logits))
-            turn = shares * (way - (shares * way).sum(1, keepdims=True)) / np.asarray(len(ys), way.dtype)
+            slopes = self._objective({LOGITS: logits}, {}, xs, ys).taps
             share = len(ys) / len(y)
-            found = done.backward({LOGITS: slope, ALONG + LOGITS: turn})
+            found = done.backward({**slopes, ALONG + LOGITS: self._objective.bent(logits, ys, way)})
             for key, value in found.items():
                 if key.startswith(ALONG):
                     part = value if share == 1 else np.asarray(share * value, value.dtype)

@@ -25,7 +25,7 @@ from talaria.programs.training import Training
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, layer_of, orders, steps_of
-from talaria.training.objectives import CrossEntropy, Objective, Pull
+from talaria.training.objectives import CrossEntropy, Curved, Objective, Pull
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 64
@@ -142,9 +142,11 @@ class ProgramEngine:
         """What the model at ``state`` makes of inputs at ``taps``, see :func:`talaria.training.engine.looking`."""
         return self._derivatives.looking(state, taps)
 
-    def walk(self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> ProgramWalk:
+    def walk(
+        self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train", objective: Curved | None = None
+    ) -> ProgramWalk:
         """A walk of one step at a time, see :func:`talaria.training.engine.walk`."""
-        return self._derivatives.walk(task, state, recipe, purpose)
+        return self._derivatives.walk(task, state, recipe, purpose, objective)
 
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
         """BatchNorm statistics estimated anew, as :func:`talaria.training.loop.calibrate` does."""

@@ -61,6 +61,11 @@ class Classification:
         loss = -float((log[np.arange(len(y)), y] * each).mean())
         return loss, (np.exp(log) - target) * each[:, None] / np.asarray(len(y), log.dtype)
 
+    def bent(self, out: Array, y: Array, way: Array) -> Array:
+        """See :class:`~talaria.tasks.base.Goal`."""
+        turned = cross_entropy_bent(out, way)
+        return turned if self.weights is None else turned * self.weights.astype(out.dtype)[y][:, None]
+
     def measured(self, out: Array, y: Array) -> tuple[float, float]:
         """The share labelled right, and the mean over the labels that occur of the share found.
 
@@ -95,6 +100,14 @@ def cross_entropy(logits: Array, y: Array, smoothing: float = 0.0) -> tuple[floa
     target[np.arange(count), y] += 1 - smoothing
     loss = -float((target * log).sum(1).mean())
     return loss, (np.exp(log) - target) / np.asarray(count, log.dtype)
+
+
+def cross_entropy_bent(logits: Array, way: Array) -> Array:
+    """The second derivative of a batch's mean cross-entropy by the ``logits`` (N, classes), times ``way``; labels, and
+    how far they are smoothed, are not in it."""
+    shares = np.exp(log_softmax(logits))
+    turned: Array = shares * (way - (shares * way).sum(1, keepdims=True)) / np.asarray(len(logits), way.dtype)
+    return turned
 
 
 def log_softmax(logits: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from talaria.errors import DataError
 from talaria.tasks.base import Scale
-from talaria.tasks.classification import cross_entropy
+from talaria.tasks.classification import cross_entropy, cross_entropy_bent
 from talaria.tensors import Array
 
 PADDING = -1
@@ -52,6 +52,13 @@ class PerStep:
             return 0.0, slopes
         loss, slopes[known] = cross_entropy(out[known], y[known])
         return loss, slopes
+
+    def bent(self, out: Array, y: Array, way: Array) -> Array:
+        """See :class:`~talaria.tasks.base.Goal`."""
+        known, turned = y != PADDING, np.zeros_like(out)
+        if known.any():
+            turned[known] = cross_entropy_bent(out[known], way[known])
+        return turned
 
     def measured(self, out: Array, y: Array) -> tuple[float, float]:
         """The share of labelled steps that are right, and the mean over the labels that occur of the share found."""

@@ -17,7 +17,7 @@ from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors
 from talaria.training.batching import AT_ONCE
 from talaria.training.interface import Engine, Walk
-from talaria.training.objectives import LOGITS, Aimed, Objective, Pull
+from talaria.training.objectives import LOGITS, Aimed, CrossEntropy, Curved, Objective, Pull
 from talaria.types import Recipe, Samples, Task
 
 
@@ -87,8 +87,8 @@ def looking(task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array]
 
 
 def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> Walk:
-    """A walk from ``state``; ``purpose`` names its draws of dropout."""
-    return _engine(task).walk(task, state, recipe, purpose)
+    """A walk from ``state`` down the loss of the task's goal; ``purpose`` names its draws of dropout."""
+    return _engine(task).walk(task, state, recipe, purpose, _aim(task))
 
 
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Tensors:
@@ -156,11 +156,16 @@ def state_of(model: Model) -> Tensors:
     return state.state_of(model)
 
 
-def _aim(task: Task) -> Objective | None:
-    """What a task minimizes where nothing else is asked; None for cross-entropy, which engines have themselves."""
+def aim_of(task: Task) -> CrossEntropy | Aimed:
+    """What ``task`` minimizes: the loss of its goal, in classification with the recipe's label smoothing."""
     if task.goal == tasks.CLASSIFICATION:
-        return None
+        return CrossEntropy(task.recipe.smoothing)
     return Aimed(tasks.of(task.goal).fitted(task.train.y))
+
+
+def _aim(task: Task) -> Curved | None:
+    """What a task minimizes where nothing else is asked; None for cross-entropy, which engines have themselves."""
+    return None if task.goal == tasks.CLASSIFICATION else aim_of(task)
 
 
 def _engine(task: Task) -> Engine:

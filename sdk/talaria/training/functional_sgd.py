@@ -8,16 +8,19 @@ that takes a plain gradient step per batch of :func:`talaria.training.loop.feed`
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from talaria.model.state import beside, load, state_of, tensor_of, to_arrays
+from talaria.model.state import array_of, beside, load, state_of, tensor_of, to_arrays
 from talaria.model.twice import TwiceDifferentiable
 from talaria.tensors import Array, Tensors
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import freeze_but, lone_sample_in_eval
+from talaria.training.objectives import LOGITS, Curved
 from talaria.training.sgd import SGD
 from talaria.types import Recipe, Task
 
@@ -25,11 +28,29 @@ Leaves = dict[str, Tensor]
 """Named tensors of torch that gradients are taken at."""
 
 
+class _Slope(torch.autograd.Function):
+    """The gradient of an objective by a model's outputs, as a function of these that torch differentiates once more."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, objective: Curved, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(out, y)
+        ctx.objective = objective
+        found = objective({LOGITS: array_of(out)}, {}, array_of(x), array_of(y))
+        return tensor_of(found.taps[LOGITS]).to(out.device)
+
+    @staticmethod
+    def backward(ctx: Any, *way: Tensor) -> tuple[Tensor | None, ...]:
+        out, y = ctx.saved_tensors
+        return tensor_of(ctx.objective.bent(*map(array_of, (out, y, way[0])))).to(out.device), None, None, None
+
+
 class FunctionalSGD:
     """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.interface.Walk`."""
 
-    def __init__(self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> None:
-        self.task, self.recipe = task, recipe
+    def __init__(
+        self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train", objective: Curved | None = None
+    ) -> None:
+        self.task, self.recipe, self._objective = task, recipe, objective
         self.module = load(task.model, state)
         trained = freeze_but(self.module, None)
         self._weights = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
@@ -98,9 +119,13 @@ class FunctionalSGD:
         pieces, inputs, labels = min(self.recipe.accumulate, len(y)), beside(self.module, x), beside(self.module, y)
         for xs, ys in zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
             with draws, lone_sample_in_eval(self.module, len(ys)):
-                logits = functional_call(self.module, {**at, **buffers}, (xs,))
-            loss = F.cross_entropy(logits, ys, label_smoothing=self.recipe.smoothing) * (len(ys) / len(y))
-            slopes = torch.autograd.grad(loss, list(at.values()), allow_unused=True, create_graph=differentiable)
+                out = functional_call(self.module, {**at, **buffers}, (xs,))
+            share = len(ys) / len(y)
+            if self._objective is None:
+                out, slope = F.cross_entropy(out, ys, label_smoothing=self.recipe.smoothing) * share, None
+            else:
+                slope = _Slope.apply(out, self._objective, xs, ys) * share
+            slopes = torch.autograd.grad(out, [*at.values()], slope, allow_unused=True, create_graph=differentiable)
             for name, slope in zip(at, slopes, strict=True):
                 before = total[name]
                 total[name] = slope if before is None or slope is None else before + slope

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model
 from talaria.tensors import Array, Tensors
-from talaria.training.objectives import Objective, Pull
+from talaria.training.objectives import Curved, Objective, Pull
 from talaria.types import Recipe, Samples, Task
 
 
@@ -36,7 +36,7 @@ class Walk(Protocol):
     def gradient(
         self, x: Array, y: Array, *, at: Tensors | None = None, keep: bool = False, draws: Any = None
     ) -> Tensors:
-        """The gradient of the batch's mean cross-entropy at ``at`` (default: the walk's own weights).
+        """The gradient of the batch's loss, that of the task, at ``at`` (default: the walk's own weights).
 
         BatchNorm normalizes by the batch; with ``keep`` its statistics move as in training, else they stand still.
         ``draws`` is what dropout draws from (default: the walk's own). Weights without influence may be left out.
@@ -97,7 +97,9 @@ class Engine(Protocol):
 
     def looking(self, task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array], Tensors]: ...
 
-    def walk(self, task: Task, state: Tensors, recipe: Recipe, purpose: str) -> Walk: ...
+    def walk(
+        self, task: Task, state: Tensors, recipe: Recipe, purpose: str, objective: Curved | None = None
+    ) -> Walk: ...
 
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None) -> Tensors: ...
 

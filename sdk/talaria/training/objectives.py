@@ -8,7 +8,7 @@ from typing import Protocol
 
 from talaria.errors import ModelError
 from talaria.tasks.base import Goal
-from talaria.tasks.classification import cross_entropy, log_softmax
+from talaria.tasks.classification import cross_entropy, cross_entropy_bent, log_softmax
 from talaria.tensors import Array, Tensors
 
 __all__ = ["Aimed", "CrossEntropy", "cross_entropy", "log_softmax"]
@@ -57,6 +57,15 @@ class Objective(Protocol):
         ...
 
 
+class Curved(Objective, Protocol):
+    """An objective of :data:`LOGITS` alone that is known to the second derivative, so that a
+    :class:`~talaria.training.interface.Walk` may bend."""
+
+    def bent(self, out: Array, y: Array, way: Array) -> Array:
+        """By how much the slope at the outputs ``out`` of a batch turns where these move along ``way``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Pull:
     """The gradient ``strength * (w - anchor)`` of a proximal term ``strength/2 * ||w - anchor||²``."""
@@ -77,6 +86,10 @@ class CrossEntropy:
         loss, slope = cross_entropy(seen[LOGITS], y, self.smoothing)
         return Slopes(loss, {LOGITS: slope})
 
+    def bent(self, out: Array, y: Array, way: Array) -> Array:
+        """See :class:`Curved`."""
+        return cross_entropy_bent(out, way)
+
 
 @dataclass(frozen=True)
 class Aimed:
@@ -89,3 +102,7 @@ class Aimed:
     def __call__(self, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
         loss, slope = self.goal.loss(seen[LOGITS], y)
         return Slopes(loss, {LOGITS: slope})
+
+    def bent(self, out: Array, y: Array, way: Array) -> Array:
+        """See :class:`Curved`."""
+        return self.goal.bent(out, y, way)

@@ -24,7 +24,7 @@ from talaria.training.functional_sgd import FunctionalSGD
 from talaria.training.interface import Engine, Walk
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import accuracy, served
-from talaria.training.objectives import Objective, Pull
+from talaria.training.objectives import Curved, Objective, Pull
 from talaria.training.sgd import SGD
 from talaria.training.taps import Taps
 from talaria.types import Recipe, Samples, Task
@@ -124,9 +124,9 @@ def another(spec: ModelSpec, like: Module) -> tuple[Model, Engine]:
     return made if own is None else made.to(own.device), cast(Engine, sys.modules[__name__])
 
 
-def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> Walk:
+def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train", objective: Curved | None = None) -> Walk:
     """See :func:`talaria.training.engine.walk`."""
-    return FunctionalSGD(task, state, recipe, purpose)
+    return FunctionalSGD(task, state, recipe, purpose, objective)
 
 
 def _loaded(task: Task, state: Tensors) -> Module:

@@ -33,8 +33,8 @@ from talaria.algorithms.sharing import parted, update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, minus, only
 from talaria.training.batching import steps_of
-from talaria.training.engine import calibrate, ready, served, train
-from talaria.training.objectives import CrossEntropy, Objective
+from talaria.training.engine import aim_of, calibrate, ready, served, train
+from talaria.training.objectives import Objective
 from talaria.types import Recipe, Task, Update
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class FFGG:
 
     The private part is fitted for ``head_epochs``, or ``head_steps`` optimizer steps where above 0, warm-started,
     and for ``final_epochs`` once more before the model is served. ``gamma`` and ``head_lr`` are the two learning
-    rates (0: the recipe's). ``objective`` replaces the cross-entropy in tests and for regression.
+    rates (0: the recipe's). ``objective`` replaces the task's loss in tests.
     """
 
     form: Annotated[str, one_of("local", "gradient")] = "local"
@@ -74,7 +74,6 @@ class FFGG:
         serves="shared body with its own fine-tuned head",
         source="Mishchenko et al., 2023, arXiv:2305.18285",
         evidence="partly reconstructed",
-        classes_alone="its objective compares classes",
         differences=True,
     )
 
@@ -93,7 +92,7 @@ class FFGG:
         start = {**shared, **private}
         if self.form == "gradient":
             state = self._fitted(task, calibrate(task, start), "head 0")
-            slopes = body_gradient(task, state, self.objective or CrossEntropy(task.recipe.smoothing))
+            slopes = body_gradient(task, state, self.objective or aim_of(task))
             gamma = self.gamma or task.recipe.lr
             # What the gradient does not cover (aggregated BatchNorm statistics) moves by its own difference.
             moved = {**state, **{k: np.asarray(shared[k] - gamma * g) for k, g in slopes.items() if k in shared}}

@@ -40,7 +40,6 @@ class LGFedAvg:
         serves="its own body with the shared head",
         source="Liang et al., 2020, arXiv:2001.01523",
         evidence="confirmed",
-        classes_alone="it serves an ensemble of class probabilities",
     )
 
     def __post_init__(self) -> None:

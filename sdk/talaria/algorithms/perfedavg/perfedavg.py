@@ -65,7 +65,6 @@ class PerFedAvg:
         source="Fallah et al., NeurIPS 2020, arXiv:2002.07948",
         evidence="confirmed",
         plain_steps="its steps are a meta-learner's own",
-        classes_alone="its steps are taken on cross-entropy alone",
     )
 
     def __post_init__(self) -> None:
