@@ -1,14 +1,15 @@
 """Any user's arrays as a federated dataset: ``npz:FILE`` in the form of :mod:`talaria.recorded`, and the same arrays
 in Python."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from talaria import inputs, recorded, tasks
+from talaria import inputs, recorded, tasks, valid
 from talaria.data.federated import Client, Federated
-from talaria.data.partition import stratified
+from talaria.data.partition import dirichlet, even, stratified
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.recorded import Recorded
 from talaria.types import Samples
@@ -18,6 +19,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 LAYOUTS = ("auto", "channels_first", "channels_last")
 _EXACT = 1 << 24
 _SMALLEST_IMAGE = 8
+_FEWEST = 10
+"""Samples that each client of a skewed cut has at least, where there are so many."""
 
 
 def load(
@@ -29,6 +32,8 @@ def load(
     standardize: bool = True,
     seed: int = 0,
     task: str = tasks.CLASSIFICATION,
+    clients: int | None = None,
+    alpha: float | None = None,
 ) -> Federated:
     """The dataset in ``path``.
 
@@ -49,6 +54,10 @@ def load(
     label that is not known (an empty text, NaN, -1 beside classes from 0 up) is refused. Clients too may
     be numbers or text; without them all samples are one client's.
 
+    **One pool.** Samples that are nobody's are dealt over ``clients``: evenly at random, or with ``alpha`` label by
+    label in shares drawn from Dirichlet(alpha), .1 skewed and 100 nearly even, ten samples to each at least where there
+    are so many (:func:`talaria.data.partition.dirichlet`). Where targets are no classes, ``alpha`` skews sizes alone.
+
     **Split.** Without one, each client's samples are cut at random, alike for each label: ``test`` of them test,
     ``validation`` of them validate, the rest train (0.2, 0.1, 0.7). With one, only a client that has no validation
     sample gets its share from its training part. Samples of ``split`` 3 become the client's ``unlabelled``, scaled as
@@ -66,6 +75,8 @@ def load(
         standardize=standardize,
         seed=seed,
         task=task,
+        clients=clients,
+        alpha=alpha,
     )
 
 
@@ -79,6 +90,8 @@ def federated(
     standardize: bool,
     seed: int,
     task: str = tasks.CLASSIFICATION,
+    clients: int | None = None,
+    alpha: float | None = None,
 ) -> Federated:
     """The dataset of arrays that are there already; see :func:`load`."""
     if layout not in LAYOUTS:
@@ -91,7 +104,9 @@ def federated(
         raise ConfigError(f"data: seed={seed} must be at least 0")
     x, done = (_numbers(raw.x), "named inputs") if raw.parts else _oriented(_numbers(raw.x), layout)
     labels, y = _targets(recorded.targets(raw), task)
-    cuts = cut(raw, tasks.of(task).strata(y), validation=validation, test=test, seed=seed)
+    strata = tasks.of(task).strata(y)
+    raw = _dealt(raw, strata, clients, alpha, seed)
+    cuts = cut(raw, strata, validation=validation, test=test, seed=seed)
     for part, at, value in (("training", 0, 0), ("test", 2, 2)):
         _require_none(
             [who for who, rows in cuts.items() if not len(rows[at])],
@@ -119,8 +134,33 @@ def federated(
         task=task,
         input_shape=x.shape[1:],
         meta={"layout": done, "split": "as given" if raw.split is not None else "cut at random", **scaling}
+        | (
+            {}
+            if clients is None
+            else {"clients": "dealt evenly" if alpha is None else f"dealt by Dirichlet({alpha:g})"}
+        )
         | ({"parts": raw.parts} if raw.parts else {}),
     )
+
+
+def _dealt(raw: Recorded, strata: Array, clients: int | None, alpha: float | None, seed: int) -> Recorded:
+    """``raw`` with a client for each sample, where one pool is to be dealt over several."""
+    if clients is None:
+        if alpha is not None:
+            raise ConfigError(f"data: alpha={alpha} says how skewed a pool is dealt; say over how many clients, too")
+        return raw
+    valid.whole("data", "clients", clients, 1, max(1, len(strata) // 2))
+    if raw.client is not None:
+        raise ConfigError(f"data: clients={clients} deals one pool, but client says whose each sample is; leave it out")
+    if alpha is None:
+        parts = even(len(strata), clients, seed)
+    else:
+        alike = strata if raw.split is None else np.where(raw.split == recorded.UNLABELLED, -1, strata)
+        parts = dirichlet(alike, clients, alpha, seed, min_samples=min(_FEWEST, len(strata) // clients))
+    client = np.zeros(len(strata), np.int64)
+    for number, part in enumerate(parts):
+        client[part] = number
+    return replace(raw, client=client)
 
 
 def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:

@@ -85,12 +85,15 @@ class Federated:
         standardize: bool = True,
         seed: int = 0,
         task: str = tasks.CLASSIFICATION,
+        clients: int | None = None,
+        alpha: float | None = None,
     ) -> "Federated":
         """The dataset of arrays (numpy, lists, tensors), as ``npz:FILE`` reads them from a file.
 
         ``x`` (N, ...), ``y`` (N,) labels, whole numbers or text, ``client`` (N,) whose each sample is, numbers or text,
         ``split`` (N,) 0 train, 1 validation, 2 test, 3 unlabelled (whose ``y`` is not read). Of another ``task`` than
-        classification ``y`` holds its targets. The options are those of
+        classification ``y`` holds its targets. Without ``client`` all samples are one client's, or dealt over so many
+        ``clients``, skewed by Dirichlet(``alpha``) or evenly. The options are those of
         :func:`talaria.data.arrays.load`. Raises :class:`~talaria.errors.DataError`, naming the array, the
         value and the mend.
 
@@ -103,8 +106,9 @@ class Federated:
 
         raw = recorded.of(x, y, client, split)
         return arrays.federated(
-            raw, name, validation=validation, test=test, layout=layout, standardize=standardize, seed=seed, task=task
-        )
+            raw, name, validation=validation, test=test, layout=layout, standardize=standardize, seed=seed, task=task,
+            clients=clients, alpha=alpha,
+        )  # fmt: skip
 
     def _check(self, name: str, client: Client) -> None:
         odd = any(unicodedata.category(letter) in _UNWRITTEN for letter in name)  # joined emoji and scripts are none

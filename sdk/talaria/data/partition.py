@@ -44,6 +44,13 @@ def dirichlet(labels: Array, clients: int, alpha: float, seed: int = 0, min_samp
     return [np.sort(part) for part in parts]
 
 
+def even(count: int, clients: int, seed: int = 0) -> list[Indices]:
+    """``count`` samples dealt at random, to each client as many as to any other or one more."""
+    if not 1 <= clients <= count:
+        raise ConfigError(f"partition: clients={clients} must be in 1..{count} for these samples")
+    return [np.sort(part) for part in np.array_split(np.random.default_rng(seed).permutation(count), clients)]
+
+
 def mixed(labels: Array, mixes: Array, size: int, seed: int = 0) -> list[Indices]:
     """``size`` samples for each client, drawn without replacement so that labels follow its row of ``mixes``.
 

@@ -274,9 +274,42 @@ def test_bad_arrays_name_field_value_and_mend(tmp_path: Path, changes: dict[str,
         loaded(tmp_path, **changes)
 
 
+def test_a_pool_is_dealt_over_clients_and_no_sample_is_lost() -> None:
+    labels = np.repeat(["a", "b", "c"], 60)
+    x = np.arange(180.0)[:, None]
+    shares = {}
+    for alpha in (None, 0.1):
+        found = Federated.from_arrays(x, labels, clients=9, alpha=alpha, standardize=False, seed=1)
+        assert list(found.clients) == [f"client-{k}" for k in range(9)]
+        parts = [part for one in found.clients.values() for part in (one.train, one.val, one.test)]
+        assert sorted(np.concatenate([part.x[:, 0] for part in parts])) == list(range(180))
+        sizes = [sum(map(len, (one.train, one.val, one.test))) for one in found.clients.values()]
+        assert min(sizes) >= 10
+        counts = [np.bincount(one.train.y, minlength=3) for one in found.clients.values()]
+        shares[alpha] = np.mean([count.max() / count.sum() for count in counts])
+        again = Federated.from_arrays(x, labels, clients=9, alpha=alpha, standardize=False, seed=1)
+        assert all(np.array_equal(again.clients[name].train.x, one.train.x) for name, one in found.clients.items())
+    assert shares[0.1] > shares[None] + 0.2
+    assert found.meta["clients"] == "dealt by Dirichlet(0.1)"
+
+
+def test_a_pool_with_a_split_keeps_it_when_it_is_dealt(tmp_path: Path) -> None:
+    split = np.tile([0, 0, 0, 1, 2, 3], 40)
+    path = tmp_path / "pool.npz"
+    np.savez(path, x=np.arange(240.0)[:, None], y=np.where(split == 3, -1, np.arange(240) // 6 % 2), split=split)
+    found = load(f"npz:{path}", clients=3, alpha=5.0, standardize=False)
+    for part, number in (("train", 0), ("val", 1), ("test", 2)):
+        places = np.concatenate([getattr(one, part).x[:, 0] for one in found.clients.values()])
+        assert sorted(places) == np.flatnonzero(split == number).tolist()
+    assert sum(len(one.unlabelled) for one in found.clients.values() if one.unlabelled is not None) == 40
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"clients": 0}, "clients=0 must be at least 1"),
+        ({"clients": 3}, "clients=3 deals one pool, but client says whose each sample is; leave it out"),
+        ({"alpha": 0.3}, "alpha=0.3 says how skewed a pool is dealt; say over how many clients, too"),
         ({"layout": "NHWC"}, "layout='NHWC' is unknown; use one of auto, channels_first, channels_last"),
         ({"test": 0.0}, r"test=0.0 above 0"),
         ({"validation": 0.6, "test": 0.5}, "sum below 1"),

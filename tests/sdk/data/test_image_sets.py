@@ -227,7 +227,7 @@ def test_a_file_must_be_named() -> None:
 
 
 def test_options_are_told() -> None:
-    assert options_of("npz:x") == ("validation", "test", "layout", "standardize", "seed", "task")
+    assert options_of("npz:x") == ("validation", "test", "layout", "standardize", "seed", "task", "clients", "alpha")
     assert "partition" in options_of("fashion-mnist")
 
 
