@@ -70,7 +70,13 @@ def _made(what: str, kind: Any, options: Mapping[str, Any]) -> Aggregator:
     known = valid.options_of(kind)
     if "inner" not in options and (one := known.known.get("inner")) and one.default is MISSING:
         raise ConfigError(f"{what}: option 'inner' is missing; name the rule that it stands around, such as inner=mean")
-    made = plugins.make(what, kind, **known.read(what, options))
+    return required(what, plugins.make(what, kind, **known.read(what, options)))
+
+
+def required(what: str, made: Any) -> Aggregator:
+    """``made``, which must be an aggregator. Raises :class:`~talaria.errors.ConfigError`, beginning with ``what``."""
+    if isinstance(made, type):
+        raise ConfigError(f"{what}: {made.__name__} is a class; make one, such as {made.__name__}()")
     for method in ("init", "apply"):
         if not callable(getattr(made, method, None)):
             raise ConfigError(f"{what}: a {type(made).__name__} has no {method}; see talaria.aggregate.base.Aggregator")

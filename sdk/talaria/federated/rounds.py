@@ -178,7 +178,7 @@ def needed(run: Run, count: int) -> int:
 
 def check_over(run: Run, over: float) -> None:
     """Raise :class:`ConfigError` where a run cannot ask the share ``over`` more than it needs."""
-    if not 0 <= over <= 10:
+    if not isinstance(over, int | float) or not 0 <= over <= 10:
         raise ConfigError(f"over={over} must be in 0..10: the share of devices that is asked beyond those needed")
     if over and run.asynchronous:
         raise ConfigError(f"over={over}: an asynchronous run asks everybody all the time; leave it at 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from torch.nn import Module
 
-from talaria import tasks
+from talaria import tasks, valid
+from talaria.aggregate.base import Aggregator
+from talaria.aggregate.registry import required
 from talaria.data import registry
 from talaria.data.federated import Federated
 from talaria.data.presets import default_of
@@ -18,6 +20,7 @@ from talaria.errors import ConfigError, some_of
 from talaria.federated import plan_compat
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
+from talaria.federated.server_rule import rule_named
 from talaria.foreign import shown
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -28,9 +31,13 @@ BUFFER = 10
 """Updates that make a version of an asynchronous run where no ``buffer`` is given, or one of each member if fewer."""
 
 
+Factory = Callable[[tuple[int, ...], int], Module]
+"""Makes a network for an input shape and a number of outputs."""
+
+
 def data_of(data: str | Federated, options: Mapping[str, Any] | None) -> Federated:
     if isinstance(data, str):
-        return registry.load(data, **(options or {}))
+        return registry.load(data, **table_of("data_options", options))
     if options:
         raise ConfigError(f"simulate: data_options={dict(options)!r} are for a dataset's name; data is an object")
     if not isinstance(data, Federated):
@@ -60,11 +67,27 @@ def task_of(data: Federated, task: str | None) -> str:
     return task
 
 
-def plans_of(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: Iterable[str]) -> dict[str, Plan]:
+def table_of(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """``given`` as a dict; None: an empty one."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"simulate: {name}={shown(given)} must be a table of values by name")
+    return dict(given or {})
+
+
+def rule_of(run: Run, aggregator: str | Aggregator | None) -> Aggregator | None:
+    """The rule that was asked for by name, or given; None: the algorithm's own."""
+    if isinstance(aggregator, str):
+        return rule_named(run, aggregator)
+    return None if aggregator is None else required("aggregator", aggregator)
+
+
+def plans_of(plans: Plan | Mapping[str, Plan] | str | Sequence[str] | None, clients: Iterable[str]) -> dict[str, Plan]:
     """Each client's plan; of texts, ``CLIENT=FILE`` and, for the clients that none of these names, ``FILE``."""
     names = list(clients)
     if isinstance(plans, Plan):
         return dict.fromkeys(names, plans)
+    if isinstance(plans, str):
+        plans = [plans]
     if isinstance(plans, Mapping):
         for name, plan in plans.items():
             if name not in names or not isinstance(plan, Plan):
@@ -72,6 +95,10 @@ def plans_of(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: I
                     f"simulate: plans[{shown(name)}] must be the Plan of a client; clients are {some_of(names, 20)}"
                 )
         return dict(plans)
+    if plans is not None and not (isinstance(plans, list | tuple) and all(isinstance(text, str) for text in plans)):
+        raise ConfigError(
+            f"simulate: plans={shown(plans)} must be a Plan, Plans by client, or the names of their files"
+        )
     one: dict[str, Plan] = {}
     every: dict[str, Plan] = {}
     for text in plans or ():
@@ -92,7 +119,7 @@ def plans_of(plans: Plan | Mapping[str, Plan] | Sequence[str] | None, clients: I
 
 def spec_of(
     data: Federated,
-    model: str | ModelSpec | Module | None,
+    model: str | ModelSpec | Module | Factory | None,
     plans: Mapping[str, Plan],
     adapters: str | AdapterSpec | None,
     pretrained: bool,
@@ -106,6 +133,8 @@ def spec_of(
         kept = zoo.keep(model, data.input_shape, data.classes, head=head)
         extra = _adapters(adapters) if isinstance(adapters, str) else adapters
         return replace(kept, adapters=extra, seed=seed)
+    if model is not None and not isinstance(model, str | ModelSpec):
+        model = zoo.GROUP.name_of(model)
     found = _named(data, model, plans, adapters, pretrained, seed, dataset)
     return found if head is None else replace(found, head=head)
 
@@ -151,8 +180,10 @@ def _adapters(text: str) -> AdapterSpec:
 def buffering_of(run: Run, given: Buffering | Mapping[str, Any] | None, members: int) -> Buffering | None:
     """The buffer of an asynchronous run."""
     if run.asynchronous:
-        own = {"buffer": min(BUFFER, members)}
-        return given if isinstance(given, Buffering) else Buffering(**{**own, **(given or {})})
-    for name, value in (asdict(given) if isinstance(given, Buffering) else given or {}).items():
+        if isinstance(given, Buffering):
+            return given
+        asked = {"buffer": min(BUFFER, members)} | table_of("buffering", given)
+        return Buffering(**valid.options_of(Buffering).read("asynchronous run", asked))
+    for name, value in (asdict(given) if isinstance(given, Buffering) else table_of("buffering", given)).items():
         raise ConfigError(f"--{name.replace('_', '-')} {value}: only an asynchronous run has it; add --asynchronous")
     return None

@@ -28,7 +28,7 @@ from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy, as_plain
 from talaria.simulation import checkpoint
-from talaria.simulation.asked import buffering_of, data_of, plans_of, spec_of, task_of
+from talaria.simulation.asked import Factory, buffering_of, data_of, plans_of, rule_of, spec_of, table_of, task_of
 from talaria.simulation.device_ids import as_devices, ids_of
 from talaria.simulation.pick_engine import AUTO, Pick, pick
 from talaria.simulation.private_run import settled
@@ -149,7 +149,7 @@ class Experiment:
 def simulate(
     algorithm: str | Algorithm = "fedavg",
     data: str | Federated = "smartwatch",
-    model: str | ModelSpec | Module | None = None,
+    model: str | ModelSpec | Module | Factory | None = None,
     *,
     rounds: int = 30,
     seed: int = 0,
@@ -157,7 +157,7 @@ def simulate(
     options: Mapping[str, Any] | None = None,
     recipe: Recipe | Mapping[str, Any] | None = None,
     aggregator: str | Aggregator | None = None,
-    plans: Plan | Mapping[str, Plan] | Sequence[str] | None = None,
+    plans: Plan | Mapping[str, Plan] | str | Sequence[str] | None = None,
     adapters: str | AdapterSpec | None = None,
     pretrained: bool = False,
     head: str | None = None,
@@ -183,8 +183,9 @@ def simulate(
     Args:
         algorithm: A name (``talaria algorithms`` lists them), an entry point's name, ``module:Name``, or an object.
         data: A name as :func:`talaria.data.load` takes it, or a :class:`talaria.data.Federated`.
-        model: A zoo name, an entry point's, ``module:factory``, a spec, or a torch module (all clients begin with its
-            weights). None: the plans' own, the dataset's own, or one that fits the data.
+        model: A zoo name, an entry point's, ``module:factory``, a spec, a function ``(input_shape, outputs)`` that
+            makes one, or a torch module (all clients begin with its weights). None: the plans' own, the dataset's own,
+            or one that fits the data.
         rounds: Communication rounds; in an asynchronous run, versions.
         seed: Everything random derives from it.
         task: What is learned, such as ``"regression"`` or ``"multilabel"`` (:mod:`talaria.tasks`). None: the
@@ -275,7 +276,7 @@ def simulate(
 def prepare(
     algorithm: str | Algorithm,
     data: str | Federated,
-    model: str | ModelSpec | Module | None = None,
+    model: str | ModelSpec | Module | Factory | None = None,
     *,
     rounds: int,
     seed: int = 0,
@@ -283,7 +284,7 @@ def prepare(
     options: Mapping[str, Any] | None = None,
     recipe: Recipe | Mapping[str, Any] | None = None,
     aggregator: str | Aggregator | None = None,
-    plans: Plan | Mapping[str, Plan] | Sequence[str] | None = None,
+    plans: Plan | Mapping[str, Plan] | str | Sequence[str] | None = None,
     adapters: str | AdapterSpec | None = None,
     pretrained: bool = False,
     head: str | None = None,
@@ -306,7 +307,7 @@ def prepare(
     require_device(device, engine)
     dataset = data if isinstance(data, str) else None
     if isinstance(data, str) and task is not None and "task" in registry.options_of(data):
-        data_options = {"task": task, **(data_options or {})}
+        data_options = {"task": task, **table_of("data_options", data_options)}
     found = data_of(data, data_options)
     own = plans_of(plans, (*found.clients, *found.newcomers))
     name, hparams = (algorithm, {}) if isinstance(algorithm, str) else algorithms.name_of(algorithm)
@@ -317,8 +318,8 @@ def prepare(
             {
                 "spec": spec_of(found, model, own, adapters, pretrained, seed, dataset or found.name, head).to_json(),
                 "algorithm": name,
-                "hparams": hparams or dict(options or {}),
-                "recipe": asdict(recipe) if isinstance(recipe, Recipe) else dict(recipe or {}),
+                "hparams": hparams or table_of("options", options),
+                "recipe": asdict(recipe) if isinstance(recipe, Recipe) else table_of("recipe", recipe),
                 "rounds": rounds,
                 "seed": seed,
                 "task": task_of(found, task),
@@ -336,7 +337,7 @@ def prepare(
         several.require_fits(built, found.input_shape, found.meta.get("parts"))
         tokens.require_known(built, _read(found.everyone))
     _require_answers(run, built, next(iter(found.clients.values())).train)
-    rule = rule_named(run, aggregator) if isinstance(aggregator, str) else aggregator
+    rule = rule_of(run, aggregator)
     buffer = buffering_of(run, buffering, len(found.clients))
     check_over(run, over)
     require_enough(run, rule, len(found.clients))

@@ -15,10 +15,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from mypkg.nets import plain
 from rich.console import Console
+from torch.nn import Linear, Sequential
 from typer.testing import CliRunner
 
 import talaria
+from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.cli.main import app
@@ -315,6 +318,18 @@ def test_unlabelled_windows_are_part_of_what_a_run_began_with() -> None:
     assert len({kept, digest(np.zeros((1, 1), np.float32)), digest(np.ones((1, 1), np.float32))}) == 3
 
 
+def test_a_function_that_makes_the_model_is_one(data: talaria.Federated) -> None:
+    def mine(shape: tuple[int, ...], outputs: int) -> Linear:
+        return Linear(*shape, outputs)
+
+    here = talaria.simulate(
+        "local", data, lambda shape, outputs: Sequential(mine(shape, 6), mine((6,), outputs)), rounds=1
+    )
+    assert here.model("anna")[1].weight.shape == (3, 6)
+    named, given = (talaria.simulate("fedper", data, one, rounds=1) for one in ("mypkg.nets:plain", plain))
+    assert named.run == given.run
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -323,6 +338,15 @@ def test_unlabelled_windows_are_part_of_what_a_run_began_with() -> None:
         ({"algorithm": "fedpre"}, "fedpre"),
         ({"plans": {"dora": talaria.Plan()}}, "must be the Plan of a client"),
         ({"buffering": Buffering(buffer=2)}, "only an asynchronous run has it"),
+        ({"asynchronous": True, "buffering": {"bufer": 2}}, r"option 'bufer' is unknown \(did you mean 'buffer'\?\)"),
+        ({"plans": [talaria.Plan()]}, "plans=.* must be a Plan, Plans by client, or the names of their files"),
+        ({"plans": "there_is.json"}, "there_is.json cannot be read"),
+        ({"aggregator": MaskedMean}, r"aggregator: MaskedMean is a class; make one, such as MaskedMean\(\)"),
+        ({"aggregator": 3}, "aggregator: a int has no init"),
+        ({"options": 3}, "options=3 must be a table of values by name"),
+        ({"recipe": [0.1]}, r"recipe=\[0.1\] must be a table"),
+        ({"over": "some"}, "over=some must be in 0..10"),
+        ({"model": 5}, r"model '\?:int#\d+': is a int; name a function \(input_shape, classes\)"),
         ({"rounds": 0}, "rounds"),
         ({"evaluate_every": -1}, "evaluate_every"),
     ],
