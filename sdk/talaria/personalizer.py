@@ -79,13 +79,13 @@ class Personalizer:
     """A model that becomes one user's own, within a budget.
 
     ``model`` is a :class:`~talaria.model.spec.ModelSpec`, or any torch module that maps a batch to what ``task`` needs,
-    in classification logits (N, classes), and whose last layer ``head`` names; None: its layer ``head``, or the linear
-    one that answers last. The budget of a module is planned at :meth:`fit`, which shows what it reads. ``plan`` takes
-    the place of planning, such as one that was made for this
-    kind of device. With ``by_worth`` a zoo model that must lose channels loses those that the samples of :meth:`fit`
-    need least for their time, where it loses them evenly without: better for large networks and many samples, no better
-    for small ones. ``task`` is what is learned (:mod:`talaria.tasks`); of another than classification, what is called
-    accuracy here is its score.
+    in classification logits (N, classes), and whose last layer ``head`` names; None: its layer ``head``, the linear
+    one that answers last, or where none is linear the last convolution with as many channels as outputs. The budget of
+    a module is planned at :meth:`fit`, which shows what it reads. ``plan`` takes the place of planning, such as one
+    that was made for this kind of device. With ``by_worth`` a zoo model that must lose channels loses those that the
+    samples of :meth:`fit` need least for their time, where it loses them evenly without: better for large networks and
+    many samples, no better for small ones. ``task`` is what is learned (:mod:`talaria.tasks`); of another than
+    classification, what is called accuracy here is its score.
     """
 
     def __init__(
@@ -368,8 +368,10 @@ class Personalizer:
     def _last(self, module: Module, example: Array) -> str:
         if self._head is not None:
             return self._head
-        has_one = any(key.startswith("head.") for key in module.state_dict())
-        return ("head" if has_one else answers.last_linear(module, tensor_of(example))) or "head"
+        if any(key.startswith("head.") for key in module.state_dict()):
+            return "head"
+        found = answers.last_linear(module, tensor_of(example))
+        return found or answers.last_convolution(module, _answers(module, example, self.goal)) or "head"
 
     def _classes(self, model: Module, train: Samples, held: Samples) -> int:
         if self._spec is not None:

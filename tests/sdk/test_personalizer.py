@@ -213,6 +213,26 @@ def test_another_task_is_learned_pruned_and_checked_by_its_own_score(
     assert report.figures["max_abs_diff"] < 0.01
 
 
+class Convolutions(nn.Module):
+    """Classes of each step, of convolutions alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.said = nn.Conv1d(6, 8, 3, padding=1), nn.Conv1d(8, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.said(self.body(x).relu()).transpose(1, 2)
+        return out
+
+
+def test_a_network_of_convolutions_ends_in_the_last_one() -> None:
+    y = (TRAIN.x[:, 0] > 0).astype(np.int64)
+    network = Convolutions()
+    after = Personalizer(network, plan=Plan(trained=("head",)), task="per_step").fit((TRAIN.x, y), epochs=1).model
+    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, after.state_dict()[name])}
+    assert moved == {"said.weight", "said.bias"}
+
+
 def test_targets_that_do_not_fit_the_task_are_refused() -> None:
     with pytest.raises(DataError, match=r"val: targets are .* need float32 \(N, 3\)"):
         Personalizer(SPEC, task="regression").fit((TRAIN.x, np.zeros((90, 3), np.float32)), numbers(VAL))

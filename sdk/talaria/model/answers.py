@@ -92,6 +92,15 @@ def last_linear(module: Module, example: Tensor) -> str | None:
     return calls[-1] if calls else None
 
 
+def last_convolution(module: Module, outputs: int) -> str | None:
+    """The dotted name of the last convolution with as many channels as ``outputs``, in which a fully convolutional
+    network ends: its answers are averaged over maps, or stand for each step. None where there is none."""
+    for name, one in reversed([*module.named_modules()]):
+        if isinstance(one, nn.Conv1d | nn.Conv2d) and name and one.out_channels == outputs:
+            return str(name)
+    return None
+
+
 @contextmanager
 def _asked(module: Module) -> Iterator[Module]:
     """A copy in eval mode; torch's global generator stays untouched."""

@@ -125,7 +125,7 @@ def head(spec: ModelSpec) -> str:
 
 @lru_cache(maxsize=64)
 def _found(spec: ModelSpec) -> str:
-    from torch.nn import Conv1d, Conv2d, Linear
+    from torch.nn import Linear
 
     from talaria.model import answers
 
@@ -133,10 +133,8 @@ def _found(spec: ModelSpec) -> str:
     if any(key.startswith("head.") for key in model.state_dict()):
         return "head"
     linear = {name: one.out_features for name, one in model.named_modules() if isinstance(one, Linear) and name}
-    if not linear:  # a fully convolutional network: its answers are averaged over maps
-        for name, one in reversed([*model.named_modules()]):
-            if isinstance(one, Conv1d | Conv2d) and name and one.out_channels == spec.classes:
-                return str(name)
+    if not linear and (convolution := answers.last_convolution(model, spec.classes)):
+        return convolution
     last: str | None = next(reversed(linear), None)
     if last is not None and linear[last] != spec.classes:  # the order in which layers are made need not be theirs
         last = answers.last_linear(model, example(spec, 2)) or last
