@@ -27,6 +27,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from talaria.data import load
+from talaria.errors import TalariaError
+
 HERE = Path(__file__).resolve().parent
 VENVS = HERE.parents[1] / "build" / "peers"
 NEEDS = {
@@ -61,7 +64,7 @@ def main() -> None:
     parser.add_argument("--only", default="flower,pfl", help="with commas between: flower, pfl, ray")
     parser.add_argument("--pfllib", type=Path, help="a checkout of github.com/TsingZ0/PFLlib; runs it, too")
     parser.add_argument("--plato", type=Path, help="a checkout of github.com/TL-System/plato; runs it, too")
-    parser.add_argument("--data", default="fashion-mnist", help="fashion-mnist or smartwatch")
+    parser.add_argument("--data", default="fashion-mnist", choices=("fashion-mnist", "smartwatch"))
     parser.add_argument("--partition", type=Path, help="npz with train_idx and test_idx per client")
     parser.add_argument("--clients", type=int, help="only so many of the clients (not with flower)")
     parser.add_argument("--rounds", type=int, default=4)
@@ -78,8 +81,16 @@ def main() -> None:
             if not (place / sign).exists():
                 parser.error(f"--{name} {place}: has no {sign}; give a checkout")
             peers.append(name)
+    for name in ("clients", "turns"):
+        if (asked_for := getattr(asked, name)) is not None and asked_for < 1:
+            parser.error(f"--{name} {asked_for}: take 1 at least")
     if asked.rounds < 2:
         parser.error(f"--rounds {asked.rounds}: the first round is not counted; take 2 at least")
+    try:  # before minutes of installing
+        load(asked.data, **({} if asked.partition is None else {"partition": asked.partition}))
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+    except (TalariaError, OSError) as error:
+        parser.error(str(error))
     pythons = {"": Path(sys.executable), **{peer: installed(peer) for peer in peers}}
     found: dict[str, list[dict[str, Any]]] = {}
     for turn in range(asked.turns):
@@ -96,7 +107,6 @@ def main() -> None:
             f"wall {one['wall_s']:.2f} s  start {one['start_cpu_s']:.1f} CPU s  "
             f"memory {one['memory_mb']:.0f} MB  accuracy {one['accuracy']:.3f}"
         )
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
     about = {
         "data": asked.data,
         "clients": asked.clients,
@@ -123,7 +133,8 @@ def installed(peer: str) -> Path:
         ).stdout.strip()
         behind = "; ".join(f"site.addsitedir({folder!r})" for folder in site.getsitepackages())
         (Path(own) / "zz_behind.pth").write_text(f"import site; {behind}\n")  # first: torch is not installed again
-        subprocess.run([str(python), "-m", "pip", "install", "-qq", *NEEDS[peer]], check=True)
+        if subprocess.run([str(python), "-m", "pip", "install", "-qq", *NEEDS[peer]], check=False).returncode:
+            raise SystemExit(f"{peer} could not be installed (above); mend that, or leave it out of --only")
         done.touch()
     return python
 
