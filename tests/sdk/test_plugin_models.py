@@ -251,6 +251,33 @@ def test_it_learns(algorithm: str) -> None:
     assert ("2.weight" in done.shared) == (algorithm == "fedavg")
 
 
+class Grouped(nn.Module):
+    """A residual block with GroupNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv1d(6, 32, 5, padding=2), nn.GroupNorm(8, 32)
+        self.one, self.inner = nn.Conv1d(32, 32, 3, padding=1), nn.GroupNorm(8, 32)
+        self.two, self.last, self.head = nn.Conv1d(32, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.stem(x)).relu()
+        out: torch.Tensor = self.head((x + self.last(self.two(self.inner(self.one(x)).relu()))).relu().mean(2))
+        return out
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_hermes_prunes_whole_groups_of_a_network_with_group_norm(engine: Any) -> None:
+    draw, y = np.random.default_rng(0), np.tile([0, 1, 2], 30)
+    x = draw.normal(size=(90, 6, 20)) + y[:, None, None]
+    data = Federated.from_arrays(x, y, np.repeat(["anna", "bela"], 45))
+    done = talaria.simulate("hermes", data, Grouped(), rounds=3, options={"threshold": 0.0}, engine=engine)
+    assert done.learned.masks["anna"].layout.sizes == {"stem": 8, "one": 8}
+    model: Any = done.model("anna")
+    assert model.inner.num_groups == len(model.inner.weight) // 4 < 8
+    assert done.accuracy.mean > 0.5
+
+
 def test_a_module_of_this_process_learns_from_its_own_weights() -> None:
     torch.manual_seed(7)
     own = plain((4,), 3, width=6)

@@ -67,6 +67,9 @@ def _resize(layer: Module) -> None:
         attention.resize(layer)
     elif isinstance(layer, nn.RNNBase):
         recurrent.resize(layer)
+    elif isinstance(layer, nn.GroupNorm):
+        each, layer.num_channels = layer.num_channels // layer.num_groups, layer.weight.shape[0]
+        layer.num_groups = layer.num_channels // each
     elif isinstance(layer, nn.PReLU):
         layer.num_parameters = layer.weight.shape[0]
     elif isinstance(layer, NORMS):

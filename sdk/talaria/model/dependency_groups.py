@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -81,6 +81,11 @@ class Coupling:
 def is_depthwise(layer: Module) -> bool:
     """True for a convolution that maps each channel to itself alone."""
     return isinstance(layer, CONVS) and layer.groups == layer.in_channels == layer.out_channels and layer.groups > 1
+
+
+def _of_groups(layer: Module) -> TypeGuard[nn.GroupNorm]:
+    """True for a norm with weights over several groups of channels, of which each is normalized alone."""
+    return isinstance(layer, nn.GroupNorm) and layer.affine and layer.num_groups > 1
 
 
 def trace(model: Module, example: Tensor) -> Coupling:
@@ -155,6 +160,8 @@ def _sides(model: Module) -> Iterable[tuple[Side, int]]:
                 yield (name, "out"), layer.num_parameters
         elif isinstance(layer, NORMS):
             yield (name, "out"), layer.num_features
+        elif _of_groups(layer):
+            yield (name, "out"), layer.num_channels
 
 
 _KNOWN = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
@@ -273,8 +280,13 @@ def _pin_all(coupling: Coupling, root: Side, origins: Iterable[int], reason: str
 
 
 def _tie_groups(model: Module, coupling: Coupling) -> None:
-    """The blocks of a grouped convolution lose the same relative channels, for its weight is one rectangle."""
+    """The blocks of a grouped convolution lose the same relative channels, for its weight is one rectangle; channels of
+    which GroupNorm takes one mean go together."""
     for name, layer in model.named_modules():
+        if _of_groups(layer):
+            each = layer.num_channels // layer.num_groups
+            for at in range(layer.num_channels):
+                coupling.join(((name, "out"), at - at % each), ((name, "out"), at))
         if not isinstance(layer, CONVS) or layer.groups == 1 or is_depthwise(layer):
             continue
         for side in ((name, "out"), (name, "in")):

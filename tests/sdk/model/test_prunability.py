@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from talaria import tensors
 from talaria.model.compaction import compact, expand
-from talaria.model.masks import apply_dense
+from talaria.model.masks import ChannelMask, apply_dense
 from talaria.model.prunability import layout, survey
 from talaria.model.state import load, state_of
 
@@ -105,7 +105,7 @@ class _Softmax(_Tail):
 class _Norm(_Tail):
     def __init__(self):
         super().__init__()
-        self.norm = nn.GroupNorm(2, 8)
+        self.norm = nn.GroupNorm(1, 8)
 
     def middle(self, x):
         return self.norm(self.odd(x))
@@ -215,6 +215,36 @@ class _Even(_Tail):
         if y.shape[1] % 2:
             raise ValueError("an even number of channels, please")
         return y
+
+
+def test_group_norm_loses_whole_groups_of_channels():
+    """Of two that meet in a sum the larger groups; behind a concatenation those that do not lie over the border."""
+    torch.manual_seed(0)
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.first = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
+            self.two, self.last = nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(8, 16)
+            self.left, self.right, self.both = nn.Conv2d(16, 8, 1), nn.Conv2d(16, 12, 1), nn.GroupNorm(5, 20)
+            self.three, self.alone, self.head = nn.Conv2d(20, 6, 1), nn.GroupNorm(1, 6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            x = self.first(self.one(x)).relu()
+            x = (x + self.last(self.two(x))).relu()
+            x = self.both(torch.cat([self.left(x), self.right(x)], 1)).relu()
+            return self.head(self.alone(self.three(x)).mean((2, 3)))
+
+    net = Residual().eval()
+    found = survey(net, torch.randn(2, 3, 8, 8))
+    assert dict(found.layout.sizes) == {"one": 4, "left": 2, "right": 3}
+    assert found.layout.axes["two.weight"] == ((("one", 4),), (("one", 4),), (), ())
+    assert "three" in found.refused
+    kept = {"one": (0, 2, 3), "left": (1,), "right": (0, 2)}
+    small = compact(net, ChannelMask(found.layout, kept))
+    assert [(one.num_groups, one.num_channels) for one in (small.first, small.last, small.both)] == [
+        (3, 12), (6, 12), (3, 12),
+    ]  # fmt: skip
 
 
 def test_what_is_exact_only_for_an_even_number_is_refused_alone():

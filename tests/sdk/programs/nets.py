@@ -345,6 +345,22 @@ class Weighed(nn.Module):
         return self.head(torch.cat([(y * share).sum(-1), (share * y).mean(-1)], 1))
 
 
+class Grouped(nn.Module):
+    """GroupNorm within a residual block, behind it, and over features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.first = nn.Conv1d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.inner, self.norm = nn.Conv1d(16, 12, 3, padding=1), nn.GroupNorm(4, 12)
+        self.two, self.last = nn.Conv1d(12, 16, 3, padding=1), nn.GroupNorm(8, 16)
+        self.mix, self.even, self.head = nn.Linear(16, 12), nn.GroupNorm(3, 12), nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.one(x)).relu()
+        x = (x + self.last(self.two(self.norm(self.inner(x)).tanh()))).relu()
+        return self.head(self.even(self.mix(x.mean(2))).tanh())
+
+
 class Beside(nn.Module):
     """Two branches side by side, each of its own width, with sizes of 1 stretched in sums, products and quotients."""
 

@@ -80,7 +80,8 @@ def test_what_a_mask_leaves_steps_and_answers_as_its_compact_twin(name):
     mask = pruning.choose(pruning.importance(net, layout), layout.full(), keep=0.5, block=1)
     module, weights = pruning.compact(net, mask), gather(state_of(net), mask)
     program, given = Program(build(spec)), samples(shape, 5, 6)
-    sizes = {**program.manifest.sizes, "N": 6} | {group: len(kept) for group, kept in mask.kept.items()}
+    kept = {group: len(kept) * layout.spans[group] for group, kept in mask.kept.items()}
+    sizes = {**program.manifest.sizes, "N": 6} | kept
     draws = {
         port.name.removeprefix("draw/"): np.ones([size_of(one, sizes) for one in port.shape], np.float32)
         for port in program.graph.inputs

@@ -128,6 +128,7 @@ def _convnext():
         (lambda: nets.adapted(nets.Hiding(), "attention"), ["attention.base", "conv"]),
         (lambda: nets.adapted(_wide(nets.Recurrent("mean", 2)), "gru"), ["gru.base", "conv"]),
         (nets.Beside, ["one", "two"]),
+        (nets.Grouped, ["one", "inner", "mix"]),
         (nets.Edged, ["one"]),
         (nets.Mirrored, ["one"]),
         (nets.Resized, ["one", "two"]),

@@ -123,9 +123,9 @@ def even(step: Step, rows: str, wide: int, eps: float) -> tuple[str, str]:
 
 
 def group_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
-    """Each sample's groups of channels by their own mean and variance (Wu and He 2018)."""
+    """Each sample's groups of channels by their own mean and variance (Wu and He 2018); a mask takes whole groups."""
     own = cast(GroupNorm, module)
-    return _grouped(step, layer, own, given, own.num_channels, own.num_groups)
+    return _grouped(step, layer, own, given, own.num_channels // own.num_groups)
 
 
 def instance_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
@@ -138,15 +138,16 @@ def instance_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) 
     many = step.known(x.channels)
     if many != own.num_features:  # which torch lets pass where there is no scale
         raise refused(layer, f"has num_features={own.num_features} and reads {many}", f"use num_features={many}")
-    return _grouped(step, layer, own, given, many, many)
+    return _grouped(step, layer, own, given, 1)
 
 
 def _grouped(
-    step: Step, layer: str, own: GroupNorm | _InstanceNorm, given: Sequence[Map], channels: int, groups: int
+    step: Step, layer: str, own: GroupNorm | _InstanceNorm, given: Sequence[Map], each: int
 ) -> tuple[Map, Pullback]:
+    """Groups of ``each`` neighbouring channels."""
     draft, (x,) = step.draft, given
-    wide, each = (channels,), channels // groups
-    scale, shift = (step.weight(layer, name, getattr(own, name), wide) for name in ("weight", "bias"))
+    scale, shift = (step.weight(layer, name, getattr(own, name), (x.channels,)) for name in ("weight", "bias"))
+    form = draft.op("Concat", step.batch, draft.ints(-1, *x.space), axis=0)
 
     def apart(value: str) -> str:
         """Groups as rows, (groups of samples, what one holds); the samples of a group stand together."""
@@ -155,7 +156,7 @@ def _grouped(
         return draft.reshape(value, -1, each * prod(x.space))
 
     def together(value: str) -> str:
-        value = draft.reshape(value, -1, channels, *x.space)
+        value = draft.op("Reshape", value, form)
         return draft.transpose(value, 1, 0, *range(2, 2 + len(x.space))) if x.space and not step.looks else value
 
     def beside(value: str) -> str:
