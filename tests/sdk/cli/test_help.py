@@ -32,6 +32,11 @@ def test_help_imports_nothing_heavy(words):
     assert not set(HEAVY) & set(json.loads(told[-1]))
 
 
+def test_the_command_runs_as_a_module():
+    told = subprocess.run([sys.executable, "-m", "talaria", "--version"], capture_output=True, text=True, check=True)
+    assert told.stdout.startswith("talaria ")
+
+
 def test_one_benchmark_imports_no_other():
     told = subprocess.run(
         [sys.executable, "-c", ASKED, "bench", "chaos", "--help"],
