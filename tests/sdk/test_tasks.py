@@ -67,15 +67,22 @@ def test_a_loss_and_its_slope_are_those_of_torch(task: str, theirs: Any, draw: n
 
 
 @pytest.mark.parametrize(
-    "task", ["classification:balance=true", "regression:kind=squared", "regression", "multilabel", "per_step"]
-)
+    "task",
+    [
+        "classification:balance=true", "regression:kind=squared", "regression", "multilabel", "per_step",
+        "multilabel:balance=true", "per_step:balance=true",
+    ],
+)  # fmt: skip
 def test_a_slope_turns_as_its_own_differences_say(task: str, draw: np.random.Generator) -> None:
-    shape = (7, 5, 3) if task == "per_step" else (7, 3)
+    steps = task.startswith("per_step")
+    shape = (7, 5, 3) if steps else (7, 3)
     out, way = draw.normal(size=shape), draw.normal(size=shape)
-    y = tasks.of(task).example((7, 3)) if task != "per_step" else draw.integers(-1, 3, (7, 5))
+    y = draw.integers(-1, 3, (7, 5)) if steps else tasks.of(task).example((7, 3))
     goal = tasks.of(task).fitted(y)
     ahead, behind = (goal.loss(out + far * way, y)[1] for far in (1e-6, -1e-6))
     assert np.allclose(goal.bent(out, y, way), (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-8)
+    loss = [goal.loss(out + far * way, y)[0] for far in (1e-6, -1e-6)]
+    assert (loss[0] - loss[1]) / 2e-6 == pytest.approx(float((goal.loss(out, y)[1] * way).sum()), rel=1e-5)
 
 
 def test_a_balanced_loss_weighs_classes_by_their_shares(draw: np.random.Generator) -> None:
@@ -94,6 +101,38 @@ def test_a_balanced_loss_weighs_classes_by_their_shares(draw: np.random.Generato
     assert tensor.grad is not None
     assert np.allclose(slope, tensor.grad.numpy(), rtol=1e-6)
     assert tasks.of("classification").fitted(had).loss(out, y)[0] != pytest.approx(loss)
+
+
+def test_a_balanced_label_weighs_as_much_had_as_not(draw: np.random.Generator) -> None:
+    y = np.array([[1, 0, 1]] + [[0, 0, 1]] * 3)  # the first label is rare, of the others there is one kind alone
+    goal, out = tasks.of("multilabel:balance=true").fitted(y), draw.normal(size=(4, 3))
+    weights = torch.tensor([[2.0, 1, 1]] + [[2 / 3, 1, 1]] * 3, dtype=torch.float64)
+    wanted = F.binary_cross_entropy_with_logits(torch.tensor(out), torch.tensor(y).double(), weight=weights)
+    assert goal.loss(out, y)[0] == pytest.approx(wanted.item(), rel=1e-6)
+
+
+def test_a_balanced_step_weighs_by_the_share_of_its_class(draw: np.random.Generator) -> None:
+    y = np.array([[0, 0, 0, -1], [0, 1, -1, -1]])
+    goal, out = tasks.of("per_step:balance=true").fitted(y), draw.normal(size=(2, 4, 2))
+    weights = torch.tensor([5 / 8, 5 / 2], dtype=torch.float64)
+    each = F.cross_entropy(torch.tensor(out[y != -1]), torch.tensor(y[y != -1]), reduction="none")
+    assert goal.loss(out, y)[0] == pytest.approx((each * weights[torch.tensor(y[y != -1])]).mean().item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_who_balances_labels_says_the_rare_one(engine: Any) -> None:
+    draw = np.random.default_rng(0)
+    y = (np.arange(300)[:, None] % np.array([16, 2]) == 0).astype(int)
+    x = draw.normal(size=(300, 6)) + 1.2 * y[:, :1]
+    found = {
+        task: talaria.simulate(
+            "fedavg", Federated.from_arrays(x, y, np.repeat(PEOPLE, 100), task=task), "mlp", rounds=2, engine=engine
+        )
+        for task in ("multilabel", "multilabel:balance=true")
+    }
+    test = found["multilabel"].data.clients["anna"].test.x
+    said = {task: float((predict(one.model("anna"), test)[:, 0] > 0).mean()) for task, one in found.items()}
+    assert said["multilabel:balance=true"] > said["multilabel"]
 
 
 def test_who_balances_classes_finds_more_of_the_rare_one() -> None:

@@ -97,7 +97,7 @@ def make_bundle(
     check_names(variants)
     if precision not in ("fp32", "fp16"):
         raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")
-    task = task if tasks.of(task).name != tasks.CLASSIFICATION else tasks.CLASSIFICATION  # how it was learned stays out
+    task = task if tasks.of(task).name == "regression" else tasks.of(task).name  # how classes were learned stays out
     held = samples if samples is None or isinstance(samples, Samples) else Samples.of(*samples, task=task)
     example = np.asarray(example)
     if held is not None and held.x.shape[1:] != example.shape[1:]:

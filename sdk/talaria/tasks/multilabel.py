@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -15,7 +15,11 @@ from talaria.tensors import Array
 @dataclass(frozen=True)
 class MultiLabel:
     """Binary cross-entropy of each label. A label is said where its logit is above 0; the score is micro F1, over all
-    labels together, and beside it stands macro F1, the mean over the labels that occur."""
+    labels together, and beside it stands macro F1, the mean over the labels that occur.
+
+    With ``balance`` a label weighs as much in the samples that have it as in those that have it not, however few a
+    device has of either: a rare label is else never said.
+    """
 
     name: ClassVar[str] = "multilabel"
     figures: ClassVar[tuple[str, str]] = ("micro_f1", "macro_f1")
@@ -32,22 +36,38 @@ class MultiLabel:
         if y.size and not 0 <= int(y.min()) <= int(y.max()) <= 1:
             raise DataError(f"{where} labels span {int(y.min())}..{int(y.max())}, need 0 or 1; map them first")
 
+    balance: bool = False
+    weights: Array | None = field(default=None, init=False, repr=False, compare=False)
+    """float32 (2, labels): what a sample counts that has a label not, and one that has it; 1 on average."""
+
     def fitted(self, y: Array) -> MultiLabel:
-        """Itself."""
-        return self
+        """See :class:`~talaria.tasks.base.Goal`."""
+        if not self.balance:
+            return self
+        counts = np.stack([(y == value).sum(0) for value in (0, 1)])
+        weights = len(y) / (np.maximum(counts, 1) * np.maximum((counts > 0).sum(0), 1))
+        out = replace(self)
+        object.__setattr__(out, "weights", weights.astype(np.float32))
+        return out
 
     def loss(self, out: Array, y: Array) -> tuple[float, Array]:
         """The mean over samples and labels."""
         count = np.asarray(out.size, out.dtype)
+        each = self._each(y)
         small = np.exp(-np.abs(out))
         loss = np.maximum(out, 0) - out * y + np.log1p(small)
         said = np.where(out >= 0, 1 / (1 + small), small / (1 + small))
-        return float(loss.sum() / count), ((said - y) / count).astype(out.dtype)
+        return float((loss * each).sum() / count), ((said - y) * each / count).astype(out.dtype)
+
+    def _each(self, y: Array) -> Array:
+        return (
+            np.ones((1, 1), np.float32) if self.weights is None else np.where(y == 1, self.weights[1], self.weights[0])
+        )
 
     def bent(self, out: Array, y: Array, way: Array) -> Array:
         """See :class:`~talaria.tasks.base.Goal`."""
         small = np.exp(-np.abs(out))
-        return np.asarray(way * small / ((1 + small) ** 2 * out.size), out.dtype)
+        return np.asarray(way * self._each(y) * small / ((1 + small) ** 2 * out.size), out.dtype)
 
     def measured(self, out: Array, y: Array) -> tuple[float, float]:
         """Micro and macro F1; a label that neither occurs nor is said counts nowhere. NaN says nothing."""

@@ -6,14 +6,14 @@ A step labelled -1 is padding, or unknown: it is neither learned nor counted.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
 from talaria.errors import DataError
 from talaria.tasks.base import Scale
-from talaria.tasks.classification import cross_entropy, cross_entropy_bent
+from talaria.tasks.classification import Classification
 from talaria.tensors import Array
 
 PADDING = -1
@@ -21,7 +21,9 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class PerStep:
-    """Cross-entropy over the labelled steps; the score is the share of them labelled right."""
+    """Cross-entropy over the labelled steps; the score is the share of them labelled right. With ``balance`` all
+    classes weigh alike, however few of a device's steps have one, as those of
+    :class:`~talaria.tasks.classification.Classification`."""
 
     name: ClassVar[str] = "per_step"
     figures: ClassVar[tuple[str, str]] = ("step_accuracy", "macro_recall")
@@ -39,9 +41,15 @@ class PerStep:
                 "map them first"
             )
 
+    balance: bool = False
+    steps: Classification = field(default=Classification(), init=False, repr=False, compare=False)
+    """What is learned of the steps that are labelled."""
+
     def fitted(self, y: Array) -> PerStep:
-        """Itself."""
-        return self
+        """See :class:`~talaria.tasks.base.Goal`."""
+        out = replace(self)
+        object.__setattr__(out, "steps", Classification(balance=self.balance).fitted(y[y != PADDING]))
+        return out
 
     def loss(self, out: Array, y: Array) -> tuple[float, Array]:
         """The mean over the labelled steps of the batch; 0 where there is none."""
@@ -50,14 +58,14 @@ class PerStep:
         slopes = np.zeros_like(out)
         if not known.any():
             return 0.0, slopes
-        loss, slopes[known] = cross_entropy(out[known], y[known])
+        loss, slopes[known] = self.steps.loss(out[known], y[known])
         return loss, slopes
 
     def bent(self, out: Array, y: Array, way: Array) -> Array:
         """See :class:`~talaria.tasks.base.Goal`."""
         known, turned = y != PADDING, np.zeros_like(out)
         if known.any():
-            turned[known] = cross_entropy_bent(out[known], way[known])
+            turned[known] = self.steps.bent(out[known], y[known], way[known])
         return turned
 
     def measured(self, out: Array, y: Array) -> tuple[float, float]:
