@@ -210,6 +210,8 @@ def _fitted(value: Any, hint: Any) -> Any:
     if origin in (Union, UnionType):
         return next((made for part in parts if (made := _fitted(value, part)) is not MISSING), MISSING)
     if origin is tuple:
+        if isinstance(value, str) and parts == (str, ...):
+            value = value.split(",")  # as a command has it
         if not isinstance(value, list | tuple):
             return MISSING
         wanted = parts[:1] * len(value) if parts[1:] == (...,) else parts

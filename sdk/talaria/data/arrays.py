@@ -11,6 +11,7 @@ from talaria import inputs, recorded, tasks, valid
 from talaria.data.federated import Client, Federated
 from talaria.data.partition import dirichlet, even, stratified
 from talaria.errors import ConfigError, DataError, some_of
+from talaria.foreign import shown
 from talaria.recorded import Recorded
 from talaria.types import Samples
 
@@ -34,6 +35,7 @@ def load(
     task: str = tasks.CLASSIFICATION,
     clients: int | None = None,
     alpha: float | None = None,
+    newcomers: int | tuple[str, ...] = 0,
 ) -> Federated:
     """The dataset in ``path``.
 
@@ -58,6 +60,9 @@ def load(
     label in shares drawn from Dirichlet(alpha), .1 skewed and 100 nearly even, ten samples to each at least where there
     are so many (:func:`talaria.data.partition.dirichlet`). Where targets are no classes, ``alpha`` skews sizes alone.
 
+    **Newcomers.** Clients of these names, or so many that ``seed`` draws, take no part in the training; they come when
+    it is over, and their samples scale nobody's.
+
     **Split.** Without one, each client's samples are cut at random, alike for each label: ``test`` of them test,
     ``validation`` of them validate, the rest train (0.2, 0.1, 0.7). With one, only a client that has no validation
     sample gets its share from its training part. Samples of ``split`` 3 become the client's ``unlabelled``, scaled as
@@ -77,6 +82,7 @@ def load(
         task=task,
         clients=clients,
         alpha=alpha,
+        newcomers=newcomers,
     )
 
 
@@ -92,6 +98,7 @@ def federated(
     task: str = tasks.CLASSIFICATION,
     clients: int | None = None,
     alpha: float | None = None,
+    newcomers: int | tuple[str, ...] = 0,
 ) -> Federated:
     """The dataset of arrays that are there already; see :func:`load`."""
     if layout not in LAYOUTS:
@@ -113,23 +120,26 @@ def federated(
             f"no {part} sample (split={value})",
             "give {} one, or ",
         )
+    late = _late(list(cuts), newcomers, seed)
+    learned = np.concatenate([train for who, (train, *_) in cuts.items() if who not in late])
     scaling: dict[str, Any] = {"scaled": "divided by 255" if raw.x.dtype == np.uint8 else "as given"}
     if raw.x.dtype == np.uint8:
         x = x.astype(np.float32) / np.float32(255)
     elif standardize and raw.parts:
-        given, each = inputs.apart(x, raw.parts), np.concatenate([train for train, *_ in cuts.values()])
+        given = inputs.apart(x, raw.parts)
         for part in set(given) - set(raw.plain):
-            mean, sd = _scale(given[part], each)
+            mean, sd = _scale(given[part], learned)
             given[part] = (given[part] - mean) / sd
         x = inputs.joined(given)[0]
         scaling = {"scaled": "z-scored, each input by its channels, but tokens and masks"}
     elif standardize:
-        mean, sd = _scale(x, np.concatenate([train for train, *_ in cuts.values()]))
+        mean, sd = _scale(x, learned)
         x = (x - mean) / sd
         scaling = {"scaled": "z-scored", "mean": mean.ravel().tolist(), "sd": sd.ravel().tolist()}
     return Federated(
         name=name,
-        clients={who: _client(x, y, rows) for who, rows in cuts.items()},
+        clients={who: _client(x, y, rows) for who, rows in cuts.items() if who not in late},
+        newcomers={who: _client(x, y, rows) for who, rows in cuts.items() if who in late},
         labels=labels,
         task=task,
         input_shape=x.shape[1:],
@@ -161,6 +171,20 @@ def _dealt(raw: Recorded, strata: Array, clients: int | None, alpha: float | Non
     for number, part in enumerate(parts):
         client[part] = number
     return replace(raw, client=client)
+
+
+def _late(names: list[str], newcomers: int | tuple[str, ...], seed: int) -> set[str]:
+    """The clients that come when the training is over."""
+    if not isinstance(newcomers, int):
+        late = set(newcomers)
+    else:
+        valid.whole("data", "newcomers", newcomers, 0, len(names) - 1)
+        late = {names[at] for at in np.random.default_rng([seed, len(names)]).permutation(len(names))[:newcomers]}
+    if not late < set(names):
+        raise ConfigError(
+            f"data: newcomers={shown(sorted(late))} must be some of the clients, and not all: {some_of(names, 20)}"
+        )
+    return late
 
 
 def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:

@@ -87,14 +87,16 @@ class Federated:
         task: str = tasks.CLASSIFICATION,
         clients: int | None = None,
         alpha: float | None = None,
+        newcomers: int | tuple[str, ...] = 0,
     ) -> "Federated":
         """The dataset of arrays (numpy, lists, tensors), as ``npz:FILE`` reads them from a file.
 
         ``x`` (N, ...), ``y`` (N,) labels, whole numbers or text, ``client`` (N,) whose each sample is, numbers or text,
         ``split`` (N,) 0 train, 1 validation, 2 test, 3 unlabelled (whose ``y`` is not read). Of another ``task`` than
         classification ``y`` holds its targets. Without ``client`` all samples are one client's, or dealt over so many
-        ``clients``, skewed by Dirichlet(``alpha``) or evenly. The options are those of
-        :func:`talaria.data.arrays.load`. Raises :class:`~talaria.errors.DataError`, naming the array, the
+        ``clients``, skewed by Dirichlet(``alpha``) or evenly. ``newcomers``, names or how many, come when the training
+        is over. The options are those of :func:`talaria.data.arrays.load`. Raises
+        :class:`~talaria.errors.DataError`, naming the array, the
         value and the mend.
 
         >>> x = [[0.0, 1.0]] * 10 + [[1.0, 0.0]] * 10
@@ -107,7 +109,7 @@ class Federated:
         raw = recorded.of(x, y, client, split)
         return arrays.federated(
             raw, name, validation=validation, test=test, layout=layout, standardize=standardize, seed=seed, task=task,
-            clients=clients, alpha=alpha,
+            clients=clients, alpha=alpha, newcomers=newcomers,
         )  # fmt: skip
 
     def _check(self, name: str, client: Client) -> None:

@@ -293,6 +293,22 @@ def test_a_pool_is_dealt_over_clients_and_no_sample_is_lost() -> None:
     assert found.meta["clients"] == "dealt by Dirichlet(0.1)"
 
 
+def test_newcomers_are_drawn_or_named_and_scale_nobody(tmp_path: Path) -> None:
+    client = np.repeat(["anna", "bela", "carl", "dora"], 20)
+    x = np.where(client == "dora", 1000.0, np.arange(80.0))[:, None]
+    y = np.arange(80) % 2
+    named = Federated.from_arrays(x, y, client, newcomers=("dora",))
+    assert (list(named.clients), list(named.newcomers)) == (["anna", "bela", "carl"], ["dora"])
+    scaled = np.concatenate([one.train.x for one in named.clients.values()])
+    assert (roundings(scaled.mean() + 1, 1.0), roundings(scaled.std(), 1.0)) < (64, 64)
+    drawn = [Federated.from_arrays(x, y, client, newcomers=2, seed=seed) for seed in range(8)]
+    assert {len(one.newcomers) for one in drawn} == {2}
+    assert len({tuple(one.newcomers) for one in drawn}) > 1
+    path = tmp_path / "mine.npz"
+    np.savez(path, x=x, y=y, client=client)
+    assert list(load(f"npz:{path}", newcomers="carl,dora").newcomers) == ["carl", "dora"]  # as a command has it
+
+
 def test_a_pool_with_a_split_keeps_it_when_it_is_dealt(tmp_path: Path) -> None:
     split = np.tile([0, 0, 0, 1, 2, 3], 40)
     path = tmp_path / "pool.npz"
@@ -308,6 +324,9 @@ def test_a_pool_with_a_split_keeps_it_when_it_is_dealt(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"clients": 0}, "clients=0 must be at least 1"),
+        ({"newcomers": "eve"}, r"newcomers=\['eve'\] must be some of the clients, and not all: "),
+        ({"newcomers": 99}, r"newcomers=99 must be at most \d"),
+        ({"newcomers": 1.5}, "newcomers=1.5 must be a whole number or a list"),
         ({"clients": 3}, "clients=3 deals one pool, but client says whose each sample is; leave it out"),
         ({"alpha": 0.3}, "alpha=0.3 says how skewed a pool is dealt; say over how many clients, too"),
         ({"layout": "NHWC"}, "layout='NHWC' is unknown; use one of auto, channels_first, channels_last"),

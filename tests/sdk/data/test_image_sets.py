@@ -227,7 +227,17 @@ def test_a_file_must_be_named() -> None:
 
 
 def test_options_are_told() -> None:
-    assert options_of("npz:x") == ("validation", "test", "layout", "standardize", "seed", "task", "clients", "alpha")
+    assert options_of("npz:x") == (
+        "validation",
+        "test",
+        "layout",
+        "standardize",
+        "seed",
+        "task",
+        "clients",
+        "alpha",
+        "newcomers",
+    )
     assert "partition" in options_of("fashion-mnist")
 
 
