@@ -120,6 +120,23 @@ def test_a_balanced_step_weighs_by_the_share_of_its_class(draw: np.random.Genera
 
 
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "apfl"])
+def test_slices_of_sequences_of_any_length_are_one_batch(algorithm: str, engine: Any) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 2, 9)).astype(np.float32)
+    y = np.where(np.arange(9) < draw.integers(1, 9, (60, 1)), x[:, 0] > 0, -1)
+    data = Federated.from_arrays(x, y, np.repeat(PEOPLE, 20), task="per_step", layout="channels_first")
+    network = Steps()
+    whole, cut = (
+        talaria.simulate(
+            algorithm, data, network, rounds=1, recipe={"batch": 10, "lr": 0.1, "accumulate": slices}, engine=engine
+        ).learned.shared
+        for slices in (1, 3)
+    )
+    assert roundings(cut, whole) < 256
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
 def test_who_balances_labels_says_the_rare_one(engine: Any) -> None:
     draw = np.random.default_rng(0)
     y = (np.arange(300)[:, None] % np.array([16, 2]) == 0).astype(int)

@@ -13,7 +13,7 @@ from talaria.programs.vjp import GRADIENT, Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.array_sgd import ArraySGD
 from talaria.training.batching import feed, steps_of
-from talaria.training.objectives import LOGITS, CrossEntropy, Curved, Objective, Pull
+from talaria.training.objectives import LOGITS, CrossEntropy, Curved, Objective, Pull, share_of
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 256
@@ -149,7 +149,7 @@ class ProgramWalk:
             done = twice.forward({**self._state, **ways}, xs, draws.next(len(ys)))
             logits, way = done.taps[LOGITS], done.taps[ALONG + LOGITS]
             slopes = self._objective({LOGITS: logits}, {}, xs, ys).taps
-            share = len(ys) / len(y)
+            share = share_of(self._objective, ys, y)
             found = done.backward({**slopes, ALONG + LOGITS: self._objective.bent(logits, ys, way)})
             for key, value in found.items():
                 if key.startswith(ALONG):
@@ -183,7 +183,7 @@ def _slopes(
     for xs, ys in _pieces(x, y, slices):
         done = vjp.forward(now, xs, draws.next(len(ys)))
         found = objective(done.taps, {name: now[name] for name in objective.own}, xs, ys)
-        share = len(ys) / len(y)
+        share = share_of(objective, ys, y)
         for name, slope in {**done.backward(found.taps), **found.own}.items():
             part = slope if share == 1 else np.asarray(share * slope, slope.dtype)
             total[name] = total[name] + part if name in total else part

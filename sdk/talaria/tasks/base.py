@@ -53,6 +53,10 @@ class Goal(Protocol):
         """The mean loss of a batch and its gradient by ``out``, in its dtype."""
         ...
 
+    def count(self, y: Array) -> int:
+        """How many of these targets the mean of :meth:`loss` goes over."""
+        ...
+
     def bent(self, out: Array, y: Array, way: Array) -> Array:
         """By how much that gradient turns where ``out`` moves along ``way``: the loss's second derivative times it."""
         ...

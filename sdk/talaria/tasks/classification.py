@@ -61,6 +61,10 @@ class Classification:
         loss = -float((log[np.arange(len(y)), y] * each).mean())
         return loss, (np.exp(log) - target) * each[:, None] / np.asarray(len(y), log.dtype)
 
+    def count(self, y: Array) -> int:
+        """All."""
+        return len(y)
+
     def bent(self, out: Array, y: Array, way: Array) -> Array:
         """See :class:`~talaria.tasks.base.Goal`."""
         turned = cross_entropy_bent(out, way)

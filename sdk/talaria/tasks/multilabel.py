@@ -64,6 +64,10 @@ class MultiLabel:
             np.ones((1, 1), np.float32) if self.weights is None else np.where(y == 1, self.weights[1], self.weights[0])
         )
 
+    def count(self, y: Array) -> int:
+        """All."""
+        return len(y)
+
     def bent(self, out: Array, y: Array, way: Array) -> Array:
         """See :class:`~talaria.tasks.base.Goal`."""
         small = np.exp(-np.abs(out))

@@ -61,6 +61,10 @@ class PerStep:
         loss, slopes[known] = self.steps.loss(out[known], y[known])
         return loss, slopes
 
+    def count(self, y: Array) -> int:
+        """The labelled steps."""
+        return int(np.count_nonzero(y != PADDING))
+
     def bent(self, out: Array, y: Array, way: Array) -> Array:
         """See :class:`~talaria.tasks.base.Goal`."""
         known, turned = y != PADDING, np.zeros_like(out)

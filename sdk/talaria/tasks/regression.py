@@ -74,6 +74,10 @@ class Regression:
         cut = np.clip(away, -self.delta, self.delta).astype(out.dtype)
         return float((cut * (away - cut / 2)).sum() / count), cut / count
 
+    def count(self, y: Array) -> int:
+        """All."""
+        return len(y)
+
     def bent(self, out: Array, y: Array, way: Array) -> Array:
         """See :class:`~talaria.tasks.base.Goal`; 0 where Huber's loss is linear."""
         turned = np.asarray(way / np.asarray(out.size, out.dtype))

@@ -20,7 +20,7 @@ from talaria.model.twice import TwiceDifferentiable
 from talaria.tensors import Array, Tensors
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import freeze_but, lone_sample_in_eval
-from talaria.training.objectives import LOGITS, Curved
+from talaria.training.objectives import LOGITS, Curved, share_of
 from talaria.training.sgd import SGD
 from talaria.types import Recipe, Task
 
@@ -120,7 +120,7 @@ class FunctionalSGD:
         for xs, ys in zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
             with draws, lone_sample_in_eval(self.module, len(ys)):
                 out = functional_call(self.module, {**at, **buffers}, (xs,))
-            share = len(ys) / len(y)
+            share = share_of(self._objective, array_of(ys), y)
             if self._objective is None:
                 out, slope = F.cross_entropy(out, ys, label_smoothing=self.recipe.smoothing) * share, None
             else:

@@ -11,7 +11,7 @@ from talaria.tasks.base import Goal
 from talaria.tasks.classification import cross_entropy, cross_entropy_bent, log_softmax
 from talaria.tensors import Array, Tensors
 
-__all__ = ["Aimed", "CrossEntropy", "cross_entropy", "log_softmax"]
+__all__ = ["Aimed", "CrossEntropy", "cross_entropy", "log_softmax", "share_of"]
 
 LOGITS, INTO, MEAN = "logits", "into ", "mean "
 """Names of taps, the places where an objective looks at a model: ``"logits"``, what the model gives, (N, outputs) or
@@ -72,6 +72,13 @@ class Pull:
 
     anchor: Tensors
     strength: float
+
+
+def share_of(objective: Objective | None, ys: Array, y: Array) -> float:
+    """What the mean loss of a slice, of targets ``ys``, counts in that of its batch, of targets ``y``."""
+    if not isinstance(objective, Aimed):
+        return len(ys) / len(y)
+    return objective.goal.count(ys) / max(1, objective.goal.count(y))
 
 
 @dataclass(frozen=True)

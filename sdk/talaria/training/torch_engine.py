@@ -24,7 +24,7 @@ from talaria.training.functional_sgd import FunctionalSGD
 from talaria.training.interface import Engine, Walk
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import accuracy, served
-from talaria.training.objectives import Curved, Objective, Pull
+from talaria.training.objectives import Curved, Objective, Pull, share_of
 from talaria.training.sgd import SGD
 from talaria.training.taps import Taps
 from talaria.types import Recipe, Samples, Task
@@ -141,7 +141,7 @@ def _backward(taps: Taps, objective: Objective, own: dict[str, Tensor], x: Tenso
     for xs, ys in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
         with loop.lone_sample_in_eval(taps.module, len(ys)):
             taps.module(xs)
-        seen, share = taps.seen, len(ys) / len(y)
+        seen, share = taps.seen, share_of(objective, array_of(ys), array_of(y))
         found = objective({tap: array_of(value) for tap, value in seen.items()}, values, array_of(xs), array_of(ys))
         reached = [tap for tap in found.taps if seen[tap].requires_grad]
         slopes = [beside(taps.module, np.asarray(found.taps[tap])) * share for tap in reached]
