@@ -136,6 +136,18 @@ def test_slices_of_sequences_of_any_length_are_one_batch(algorithm: str, engine:
     assert roundings(cut, whole) < 256
 
 
+def test_ffggs_gradient_of_sequences_of_any_length_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(60, 2, 9)).astype(np.float32)
+    y = np.where(np.arange(9) < draw.integers(1, 9, (60, 1)), x[:, 0] > 0, -1)
+    data = Federated.from_arrays(x, y, np.repeat(PEOPLE, 20), task="per_step", layout="channels_first")
+    network, found = Steps(), []
+    for chunk in (1024, 5):
+        monkeypatch.setattr("talaria.algorithms.ffgg.gradients.CHUNK", chunk)
+        found.append(talaria.simulate("ffgg", data, network, rounds=1, options={"form": "gradient"}).learned.shared)
+    assert roundings(*found) < 256
+
+
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
 def test_who_balances_labels_says_the_rare_one(engine: Any) -> None:
     draw = np.random.default_rng(0)

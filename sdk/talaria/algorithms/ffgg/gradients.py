@@ -5,7 +5,7 @@ import numpy as np
 from talaria.tensors import Tensors
 from talaria.training import augment
 from talaria.training.engine import gradient
-from talaria.training.objectives import Objective
+from talaria.training.objectives import Objective, share_of
 from talaria.types import Samples, Task
 
 CHUNK = 1024
@@ -20,6 +20,6 @@ def body_gradient(task: Task, state: Tensors, objective: Objective) -> Tensors:
         piece = task.train.take(np.arange(begin, min(begin + CHUNK, len(task.train))))
         piece = Samples(change(piece.x, draws), piece.y)
         part = gradient(task, state, only=task.split.of("body"), samples=piece, objective=objective)
-        share = len(piece) / len(task.train)
+        share = share_of(objective, piece.y, task.train.y)
         total = {k: np.asarray(share * g + total[k] if total else share * g) for k, g in part.items()}
     return total
