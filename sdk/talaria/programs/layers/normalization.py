@@ -108,16 +108,17 @@ def _level(draft: Draft, g: str, even: str, rate: str, wide: int) -> str:
     return draft.op("Mul", draft.op("Sub", g, draft.op("Mul", even, along)), rate)
 
 
-def even(step: Step, rows: str, wide: int, eps: float) -> tuple[str, str]:
-    """Rows (n, wide) with mean 0 and variance 1, and by what each was multiplied (n, 1)."""
+def even(step: Step, rows: str, wide: int, eps: float, axis: int = 1) -> tuple[str, str]:
+    """Rows (..., wide) with mean 0 and variance 1 along ``axis``, the last one, and by what each was multiplied
+    (..., 1)."""
     draft = step.draft
     if not step.twice:
         flat, _, rate = draft.several(
-            "LayerNormalization", 3, rows, draft.constant(np.ones(wide)), axis=1, epsilon=float(eps)
+            "LayerNormalization", 3, rows, draft.constant(np.ones(wide)), axis=axis, epsilon=float(eps)
         )
         return flat, rate
-    centred = draft.op("Sub", rows, draft.mean(rows, 1, keep=True))
-    var = draft.mean(draft.op("Mul", centred, centred), 1, keep=True)
+    centred = draft.op("Sub", rows, draft.mean(rows, axis, keep=True))
+    var = draft.mean(draft.op("Mul", centred, centred), axis, keep=True)
     rate = draft.op("Reciprocal", draft.op("Sqrt", draft.op("Add", var, draft.constant(eps))))
     return draft.op("Mul", centred, rate), rate
 
@@ -147,16 +148,15 @@ def _grouped(
     """Groups of ``each`` neighbouring channels."""
     draft, (x,) = step.draft, given
     scale, shift = (step.weight(layer, name, getattr(own, name), (x.channels,)) for name in ("weight", "bias"))
-    form = draft.op("Concat", step.batch, draft.ints(-1, *x.space), axis=0)
 
     def apart(value: str) -> str:
-        """Groups as rows, (groups of samples, what one holds); the samples of a group stand together."""
+        """(batch, groups, what one holds), however many groups a mask leaves."""
         if x.space and not step.looks:
             value = draft.transpose(value, 1, 0, *range(2, 2 + len(x.space)))
-        return draft.reshape(value, -1, each * prod(x.space))
+        return draft.reshape(value, 0, -1, each * prod(x.space))
 
     def together(value: str) -> str:
-        value = draft.op("Reshape", value, form)
+        value = draft.reshape(value, 0, -1, *x.space)
         return draft.transpose(value, 1, 0, *range(2, 2 + len(x.space))) if x.space and not step.looks else value
 
     def beside(value: str) -> str:
@@ -164,7 +164,7 @@ def _grouped(
         return draft.reshape(value, *([-1, *ones] if step.looks else [-1, 1, *ones])) if x.space else value
 
     rows = apart(x.value)
-    flat, rate = even(step, rows, each * prod(x.space), own.eps)
+    flat, rate = even(step, rows, each * prod(x.space), own.eps, axis=2)
     y = together(flat)
     y = y if scale is None else draft.op("Mul", y, beside(scale))
     y = y if shift is None else draft.op("Add", y, beside(shift))
@@ -176,7 +176,7 @@ def _grouped(
         if not wanted[0]:
             return [None]
         met = g if scale is None else draft.op("Mul", g, beside(scale))
-        return [together(through(draft, apart(met), flat, rate, 1))]
+        return [together(through(draft, apart(met), flat, rate, 2))]
 
     return x.like(y), back
 
