@@ -274,6 +274,12 @@ def test_bad_arrays_name_field_value_and_mend(tmp_path: Path, changes: dict[str,
         loaded(tmp_path, **changes)
 
 
+def test_a_file_or_folder_by_its_name_alone_is_told_how_to_be_named(tmp_path: Path) -> None:
+    for name in ("mine.npz", str(tmp_path)):
+        with pytest.raises(ConfigError, match=r"does not say its form; write npz:"):
+            load(name)
+
+
 def test_a_pool_is_dealt_over_clients_and_no_sample_is_lost() -> None:
     labels = np.repeat(["a", "b", "c"], 60)
     x = np.arange(180.0)[:, None]
