@@ -120,6 +120,17 @@ def test_a_balanced_step_weighs_by_the_share_of_its_class(draw: np.random.Genera
 
 
 @pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_classes_of_steps_have_a_model_that_nobody_names(engine: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2, 9)).astype(np.float32)
+    data = Federated.from_arrays(
+        x, (x[:, 0] > 0).astype(int), np.repeat(PEOPLE, 20), task="per_step", layout="channels_first"
+    )
+    found = talaria.simulate("fedper", data, rounds=3, recipe={"epochs": 8, "batch": 4}, engine=engine)
+    assert found.run.spec.name == "steps_cnn"
+    assert found.accuracy.mean > 0.8
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "apfl"])
 def test_slices_of_sequences_of_any_length_are_one_batch(algorithm: str, engine: Any) -> None:
     draw = np.random.default_rng(0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from talaria.planning.plan import Plan
     from talaria.types import Samples
 
-SHAPES = {"imu_cnn": ((6, 100), 7), "fmnist_cnn": ((1, 28, 28), 10), "mlp": ((64,), 10)}
+SHAPES = {"imu_cnn": ((6, 100), 7), "steps_cnn": ((6, 100), 7), "fmnist_cnn": ((1, 28, 28), 10), "mlp": ((64,), 10)}
 """Input and classes of the small models where none are given; the others take 224 pixels and 1000 classes."""
 
 

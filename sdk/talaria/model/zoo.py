@@ -56,6 +56,7 @@ def _factory(home: str, name: str) -> Callable[..., Module]:
 
 _ZOO: dict[str, _Entry] = {
     "imu_cnn": _Entry(_factory("small_cnns", "imu_cnn")),
+    "steps_cnn": _Entry(_factory("small_cnns", "steps_cnn")),
     "fmnist_cnn": _Entry(_factory("small_cnns", "fmnist_cnn")),
     "mlp": _Entry(_factory("small_cnns", "mlp")),
     "resnet18": _Entry(_factory("torchvision_models", "resnet18"), "fc"),
@@ -323,17 +324,22 @@ def require_allowed(name: object, allow: Collection[str], mend: str) -> None:
         GROUP.require_allowed(name, allow, mend)
 
 
-def fitting(input_shape: Sequence[int], classes: int, samples: int, seed: int = 0) -> ModelSpec:
+def fitting(
+    input_shape: Sequence[int], classes: int, samples: int, seed: int = 0, each_step: bool = False
+) -> ModelSpec:
     """A small model for data of this shape (without the batch).
 
-    (features,) takes ``mlp``, (channels, length) ``imu_cnn`` and (channels, H, W) ``fmnist_cnn``; where there is less
-    than about one sample per class to tell channels apart, or the window is too short to convolve, ``mlp``.
+    (features,) takes ``mlp``, (channels, length) ``imu_cnn``, or ``steps_cnn`` where ``each_step`` has a class, and
+    (channels, H, W) ``fmnist_cnn``; where there is less than about one sample per class to tell channels apart, or the
+    window is too short to convolve, ``mlp``.
     """
     shape = tuple(input_shape)
     if samples < 1:
         raise ConfigError(f"fitting: samples={samples} must be at least 1; give labelled data")
     name = "mlp"
-    if len(shape) == 2 and shape[1] >= 8:
+    if each_step and len(shape) == 2:
+        name = "steps_cnn"
+    elif len(shape) == 2 and shape[1] >= 8:
         name = "imu_cnn"
     elif len(shape) == 3 and min(shape[1:]) >= 16:
         name = "fmnist_cnn"

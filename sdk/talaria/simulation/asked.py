@@ -165,7 +165,8 @@ def _named(
     named = model or default_of(dataset).model
     if named is None:
         smallest = min(len(c.train) for c in data.clients.values())
-        fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=seed)
+        steps = tasks.of(data.task).name == "per_step"
+        fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=seed, each_step=steps)
         return replace(fit, adapters=extra, pretrained=pretrained)
     name, options = taken_apart(named, "--model")
     return ModelSpec(name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items()))

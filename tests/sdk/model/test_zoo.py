@@ -20,6 +20,7 @@ from talaria.model.state import load, state_of
 
 SPECS = {
     "imu_cnn": ModelSpec("imu_cnn", (6, 100), 7),
+    "steps_cnn": ModelSpec("steps_cnn", (6, 40), 7),
     "fmnist_cnn": ModelSpec("fmnist_cnn", (1, 28, 28), 10),
     "mlp": ModelSpec("mlp", (9, 2), 3),
     "resnet18": ModelSpec("resnet18", (3, 32, 32), 10),
@@ -29,6 +30,7 @@ SPECS = {
 }
 GROUPS = {
     "imu_cnn": 4,
+    "steps_cnn": 4,
     "fmnist_cnn": 3,
     "mlp": 2,
     "resnet18": 12,
@@ -67,7 +69,8 @@ def test_the_seed_alone_decides_the_weights(name):
     other = zoo.build(ModelSpec(name, spec.input_shape, spec.classes, seed=1))
     assert not tensors.equal(state_of(one), state_of(other))
     with torch.no_grad():
-        assert one.eval()(zoo.example(spec, 3)).shape == (3, spec.classes)
+        steps = (40,) if name == "steps_cnn" else ()
+        assert one.eval()(zoo.example(spec, 3)).shape == (3, *steps, spec.classes)
 
 
 @every
@@ -126,6 +129,7 @@ def dense_width(model, small, layer):
 def test_published_sizes():
     assert sum(p.numel() for p in zoo.build(SPECS["fmnist_cnn"]).parameters()) == 582_026
     assert sum(p.numel() for p in zoo.build(SPECS["imu_cnn"]).parameters()) == 114_951
+    assert sum(p.numel() for p in zoo.build(SPECS["steps_cnn"]).parameters()) == 114_951
     lite = zoo.build(ModelSpec("efficientnet_lite0", (3, 64, 64), 1000))
     assert sum(p.numel() for p in lite.parameters()) == 4_652_008
 

@@ -250,7 +250,7 @@ def test_a_plan_from_outside_is_checked(wrong: dict[str, object]) -> None:
 
 
 def test_every_zoo_model_can_be_planned(profile: Profile) -> None:
-    shapes = {"imu_cnn": (6, 100), "fmnist_cnn": (1, 28, 28), "mlp": (20,)}
+    shapes = {"imu_cnn": (6, 100), "steps_cnn": (6, 100), "fmnist_cnn": (1, 28, 28), "mlp": (20,)}
     for name in zoo.names():
         spec = ModelSpec(name, shapes.get(name, (3, 64, 64)), 5)
         dense = planner.plan(spec, Budget(), profile).predicted["bundle_mb"]

@@ -7,6 +7,7 @@ kernels, worked out from the input's size, because an exported model wants stati
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from torch import Tensor
 from torch.nn import (
     AvgPool1d,
     BatchNorm1d,
@@ -47,6 +48,37 @@ def imu_cnn(input_shape: Sequence[int], classes: int) -> Module:
     layers["flatten"] = Flatten()
     layers["head"] = Linear(width, classes)
     return Sequential(layers)
+
+
+STEP_BLOCKS = ((64, 7, 1), (64, 5, 2), (128, 5, 4), (128, 3, 8))
+"""Output channels, kernel and dilation of each block of :func:`steps_cnn`."""
+
+
+def steps_cnn(input_shape: Sequence[int], classes: int) -> Module:
+    """Classes of each step of (channels, length) recordings: (N, length, classes).
+
+    Four blocks of convolution, BatchNorm and ReLU with wider and wider holes keep the time axis, and see 23 steps to
+    each side; ``head`` reads each step. 114,951 parameters for 6 channels and 7 classes.
+    """
+    width, _ = _dims("steps_cnn", input_shape, "(channels, length)", 2)
+    layers: OrderedDict[str, Module] = OrderedDict()
+    for number, (out, kernel, dilation) in enumerate(STEP_BLOCKS, 1):
+        padding = dilation * (kernel // 2)
+        layers[f"conv{number}"] = Conv1d(width, out, kernel, padding=padding, dilation=dilation, bias=False)
+        layers[f"bn{number}"] = BatchNorm1d(out)
+        layers[f"relu{number}"] = ReLU()
+        width = out
+    layers["turned"] = StepsFirst()
+    layers["head"] = Linear(width, classes)
+    return Sequential(layers)
+
+
+class StepsFirst(Module):
+    """(N, channels, length) as (N, length, channels)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return x.transpose(1, 2)
 
 
 def fmnist_cnn(input_shape: Sequence[int], classes: int) -> Module:
