@@ -69,7 +69,10 @@ def graph_of(
     step = Step(draft, head, whole=whole, widths=dict(widths or {}))
     done = forward(step, module, x, folded=True)
     if done.out.space or done.out.lead:
-        raise ModelError(f"program: the model gives maps of {sizes(done.out)}; end it with Flatten and Linear")
+        raise ModelError(
+            f"program: the model gives maps of {sizes(done.out)}, and a step is one of a class for each sample; end it "
+            "with Flatten and Linear, or learn task='per_step' with engine='onnx' or a kit, which need no such file"
+        )
     loss, slope = _cross_entropy(step, done.out.value, classes, recipe.smoothing)
     done.last.slopes.append(slope)
     backward(draft, done.tape)

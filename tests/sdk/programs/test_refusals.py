@@ -11,6 +11,7 @@ from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
 from talaria.errors import ModelError
 from talaria.model import zoo
+from talaria.model.spec import ModelSpec
 from talaria.programs.build import build
 from talaria.programs.step import answers_of
 
@@ -284,6 +285,11 @@ def test_what_has_no_rule_is_refused_by_name_with_the_mend(make, said, monkeypat
     with pytest.raises(ModelError, match=said) as found:
         build(zoo.keep(make(), nets.LINE, 4))
     assert "train this model with torch" in str(found.value)
+
+
+def test_a_step_of_a_model_for_classes_of_steps_is_refused_with_who_learns_it():
+    with pytest.raises(ModelError, match=r"gives maps of \(12, 4\).*learn task='per_step' with engine='onnx' or a kit"):
+        build(ModelSpec("steps_cnn", (3, 12), 4))
 
 
 def test_all_layers_without_a_rule_are_named_at_once():
