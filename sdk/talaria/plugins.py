@@ -29,6 +29,8 @@ LONGEST = 200
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 _REFERENCE = re.compile(rf"{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
 _PACKAGE = re.compile(_WORD)
+_KEPT = re.compile(r"#[0-9]+$")
+"""How a name ends that :meth:`Group.keep` gave."""
 _beside: list[str] = []
 
 
@@ -171,6 +173,11 @@ class Group:
         head = name.partition(":")[0]
         if head in self.built_in:
             raise ConfigError(f"{self.kind} {shown(name)}: {head!r} is built in and takes NAME=VALUE after the colon")
+        if _KEPT.search(name):
+            raise ConfigError(
+                f"{self.kind} {shown(name)} was known in one process only, that began with an object of its own; write "
+                "it into a module, and name that, such as 'mypkg.mine:Name'"
+            )
         if len(name) > LONGEST or not _REFERENCE.fullmatch(name):
             raise ConfigError(
                 f"{self.kind} {shown(name)} is unknown: neither a name nor module:Name, such as 'mypkg.mine:Name'; "

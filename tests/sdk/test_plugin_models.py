@@ -318,6 +318,13 @@ def test_what_is_no_model_is_refused(name: str, options: dict[str, Any], says: s
         zoo.build(ModelSpec(name, (4,), 3, options=options))  # type: ignore[arg-type]
 
 
+def test_a_model_of_another_process_is_told_from_one_that_is_misspelled() -> None:
+    with pytest.raises(
+        ConfigError, match=r"'__main__:<lambda>#7' was known in one process only.*into a module, and name"
+    ):
+        zoo.build(ModelSpec("__main__:<lambda>#7", (4,), 3))
+
+
 def test_a_run_from_the_network_names_no_model_that_is_not_allowed() -> None:
     text = run_of(PLAIN).to_json()
     assert Run.from_json(text, ("mypkg",)) == run_of(PLAIN)
