@@ -12,7 +12,7 @@ from torch.nn import Module, Parameter
 from talaria.errors import ModelError
 from talaria.model import attention, recurrent
 from talaria.model.cloning import clone
-from talaria.model.dependency_groups import CONVS, NORMS, is_depthwise
+from talaria.model.dependency_groups import CONVS, INSTANCES, NORMS, is_depthwise
 from talaria.model.masks import ChannelMask, gather, scatter, shrink
 from talaria.model.state import fill, state_of, to_arrays
 
@@ -72,6 +72,6 @@ def _resize(layer: Module) -> None:
         layer.num_groups = layer.num_channels // each
     elif isinstance(layer, nn.PReLU):
         layer.num_parameters = layer.weight.shape[0]
-    elif isinstance(layer, NORMS):
+    elif isinstance(layer, (*NORMS, *INSTANCES)):
         known = next(t for t in (layer.weight, layer.running_mean) if t is not None)
         layer.num_features = known.shape[0]

@@ -27,6 +27,8 @@ from talaria.model.packing import unpacked
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 """Layers with values per channel, in and out alike."""
+INSTANCES = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+"""The same, where they have weights: without any, nothing says how many channels are left."""
 
 Side = tuple[str, str]
 """A layer's name and which of its dimensions: ``out`` or ``in``, or the ``heads`` of attention."""
@@ -158,7 +160,7 @@ def _sides(model: Module) -> Iterable[tuple[Side, int]]:
         elif isinstance(layer, nn.PReLU):
             if layer.num_parameters > 1:
                 yield (name, "out"), layer.num_parameters
-        elif isinstance(layer, NORMS):
+        elif isinstance(layer, NORMS) or (isinstance(layer, INSTANCES) and layer.affine):
             yield (name, "out"), layer.num_features
         elif _of_groups(layer):
             yield (name, "out"), layer.num_channels

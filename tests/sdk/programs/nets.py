@@ -361,6 +361,20 @@ class Grouped(nn.Module):
         return self.head(self.even(self.mix(x.mean(2))).tanh())
 
 
+class Singly(nn.Module):
+    """InstanceNorm with weights, within a residual block and behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.first = nn.Conv1d(3, 16, 3, padding=1), nn.InstanceNorm1d(16, affine=True)
+        self.inner, self.norm = nn.Conv1d(16, 12, 3, padding=1), nn.InstanceNorm1d(12, affine=True)
+        self.two, self.head = nn.Conv1d(12, 16, 3, padding=1), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.one(x)).relu()
+        return self.head((x + self.two(self.norm(self.inner(x)).tanh())).relu().mean(2))
+
+
 class Beside(nn.Module):
     """Two branches side by side, each of its own width, with sizes of 1 stretched in sums, products and quotients."""
 

@@ -129,6 +129,7 @@ def _convnext():
         (lambda: nets.adapted(_wide(nets.Recurrent("mean", 2)), "gru"), ["gru.base", "conv"]),
         (nets.Beside, ["one", "two"]),
         (nets.Grouped, ["one", "inner", "mix"]),
+        (nets.Singly, ["one", "inner"]),
         (nets.Edged, ["one"]),
         (nets.Mirrored, ["one"]),
         (nets.Resized, ["one", "two"]),
