@@ -57,7 +57,7 @@ def options_of(name: str) -> tuple[str, ...]:
 def _find(name: str) -> tuple[Callable[..., Federated], Options]:
     kind, colon, file = name.partition(":")
     if kind not in _FROM_FILE:
-        if name.endswith(".npz") or (Path(name).is_dir() and name not in GROUP.names()):
+        if name.endswith(".npz") or (name and Path(name).is_dir() and name not in GROUP.names()):
             raise ConfigError(
                 f"dataset {shown(name)}: a file's or folder's name alone does not say its form; write npz:{name}"
             )
