@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria import plugins, tasks
-from talaria.aggregate.validation import is_finite
+from talaria.aggregate.validation import lost
 from talaria.data.federated import require_inputs
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.federated import targets
@@ -396,12 +396,11 @@ def _serving(task: Task, state: Tensors, scale: Scale | None) -> Module:
 
 def _trained(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:
     after = _learned(task, state, only, purpose)
-    for name, value in after.items():
-        if not is_finite(value) and is_finite(state[name]):
-            raise ConfigError(
-                f"recipe: with lr={task.recipe.lr:g} the training diverged, tensor {name!r} holds NaN or infinity; "
-                "lower lr, or scale the samples"
-            )
+    if (name := lost(state, after)) is not None:
+        raise ConfigError(
+            f"recipe: with lr={task.recipe.lr:g} the training diverged, tensor {name!r} holds NaN or infinity; "
+            "lower lr, or scale the samples"
+        )
     return after
 
 

@@ -127,6 +127,12 @@ def is_finite(value: Array) -> bool:
     )
 
 
+def lost(before: Tensors, after: Tensors) -> str | None:
+    """The first name under which a training brought NaN or infinity in; a network's own buffers, such as a causal
+    mask, may hold it before and after."""
+    return next((k for k, v in after.items() if not is_finite(v) and (k not in before or is_finite(before[k]))), None)
+
+
 def same_layout(a: ChannelLayout, b: ChannelLayout) -> bool:
     """True where two masks speak of the same unpruned model."""
     return a is b or (dict(a.sizes) == dict(b.sizes) and dict(a.axes) == dict(b.axes))

@@ -16,7 +16,7 @@ from talaria.aggregate.class_statistics import ANSWERED, PooledStatistics, pools
 from talaria.aggregate.fedbuff import FedBuff
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.stacked_updates import RowRule
-from talaria.aggregate.validation import is_finite
+from talaria.aggregate.validation import lost
 from talaria.aggregate.wrappers import chain, innermost
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
@@ -213,7 +213,11 @@ def participate(
     task, compact, own = _enter(run, member, shared, private, round)
     task = task.but(recipe=task.recipe.at(round, run.rounds))
     update, after = algorithm_of(run).fit(task, compact, own)
-    _require_finite(member.client, own, after)
+    if (name := lost(own, after)) is not None:
+        raise ConfigError(
+            f"private state of {member.client!r}: tensor {name!r} holds NaN or infinity, and would never leave it; "
+            "lower the learning rate"
+        )
     own = after
     own |= targets.kept(targets.scale_of(run, member, private))
     update, how = update.but(base_version=round - 1), codec_of(run, member)
@@ -226,16 +230,6 @@ def participate(
         update = feedback.compensate(update, left)
         own = {**own, **prefixed(feedback.remainder(update, how), feedback.PREFIX)}
     return update, _stored(update.mask, own)
-
-
-def _require_finite(client: str, before: Tensors, after: Tensors) -> None:
-    """Refuse what a training brought out of the numbers; a network's own buffers, such as a causal mask, may be so."""
-    for name, value in after.items():
-        if not is_finite(value) and (name not in before or is_finite(before[name])):
-            raise ConfigError(
-                f"private state of {client!r}: tensor {name!r} holds NaN or infinity, and would never leave it; lower "
-                "the learning rate"
-            )
 
 
 def close(

@@ -33,9 +33,8 @@ class Classification:
         if not self.balance:
             return self
         counts = np.bincount(y)
-        weights = len(y) / (np.maximum(counts, 1) * max(1, np.count_nonzero(counts)))
         out = replace(self)
-        object.__setattr__(out, "weights", weights.astype(np.float32))
+        object.__setattr__(out, "weights", even(counts, len(y)))
         return out
 
     def require(self, where: str, y: Array, outputs: int) -> None:
@@ -94,6 +93,13 @@ class Classification:
     def example(self, shape: tuple[int, ...]) -> Array:
         """Each class in turn."""
         return np.arange(shape[0], dtype=np.int64) % shape[-1]
+
+
+def even(counts: Array, many: int) -> Array:
+    """float32 (values, ...): what each of ``many`` targets counts by its value, so that all values that occur count
+    alike, and 1 on average; ``counts`` (values, ...) are how many have each."""
+    weights = many / (np.maximum(counts, 1) * np.maximum(np.count_nonzero(counts, axis=0), 1))
+    return np.asarray(weights, np.float32)
 
 
 def cross_entropy(logits: Array, y: Array, smoothing: float = 0.0) -> tuple[float, Array]:

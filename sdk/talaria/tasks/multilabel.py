@@ -9,6 +9,7 @@ import numpy as np
 
 from talaria.errors import DataError
 from talaria.tasks.base import Scale
+from talaria.tasks.classification import even
 from talaria.tensors import Array
 
 
@@ -27,6 +28,10 @@ class MultiLabel:
     fewest: ClassVar[int] = 1
     answer: ClassVar[tuple[str, ...]] = ("N", "labels")
 
+    balance: bool = False
+    weights: Array | None = field(default=None, init=False, repr=False, compare=False)
+    """float32 (2, labels): what a sample counts that has a label not, and one that has it; 1 on average."""
+
     def require(self, where: str, y: Array, outputs: int) -> None:
         """See :class:`~talaria.tasks.base.Goal`."""
         if y.dtype != np.int64 or y.ndim != 2 or y.shape[1] != outputs:
@@ -36,18 +41,13 @@ class MultiLabel:
         if y.size and not 0 <= int(y.min()) <= int(y.max()) <= 1:
             raise DataError(f"{where} labels span {int(y.min())}..{int(y.max())}, need 0 or 1; map them first")
 
-    balance: bool = False
-    weights: Array | None = field(default=None, init=False, repr=False, compare=False)
-    """float32 (2, labels): what a sample counts that has a label not, and one that has it; 1 on average."""
-
     def fitted(self, y: Array) -> MultiLabel:
         """See :class:`~talaria.tasks.base.Goal`."""
         if not self.balance:
             return self
         counts = np.stack([(y == value).sum(0) for value in (0, 1)])
-        weights = len(y) / (np.maximum(counts, 1) * np.maximum((counts > 0).sum(0), 1))
         out = replace(self)
-        object.__setattr__(out, "weights", weights.astype(np.float32))
+        object.__setattr__(out, "weights", even(counts, len(y)))
         return out
 
     def loss(self, out: Array, y: Array) -> tuple[float, Array]:

@@ -5,7 +5,7 @@ What meets all moments alike, the products with the inputs and the gradients of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -91,7 +91,7 @@ def gru(weights: Matrices, place: str, below: str, inputs: Size, moments: int, w
         sums = draft.op("Concat", _sigmoid_slope(draft, r, hn), _sigmoid_slope(draft, z, away), r, axis=1)
         inner, outer = (each(weights.step, one, moments) for one in (to_new, sums))
         by_new, by_over, slope = dict[int, str](), dict[int, str](), slopes[order[-1]]
-        for moment, earlier in zip(order[::-1], [*order[-2::-1], None], strict=True):
+        for moment, earlier in _backwards(order):
             assert slope is not None
             left, past = walk.parted(draft, moment, slope)
             dn = by_new[moment] = draft.op("Mul", left, inner[moment])
@@ -143,7 +143,7 @@ def lstm(weights: Matrices, place: str, below: str, inputs: Size, moments: int, 
         inner, outer = (each(weights.step, one, moments) for one in _bends(draft, kept))
         found = dict[int, str]()
         slope, carried = slopes[order[-1]], walk.cell_slope
-        for moment, earlier in zip(order[::-1], [*order[-2::-1], None], strict=True):
+        for moment, earlier in _backwards(order):
             assert slope is not None
             left, past = walk.parted(draft, moment, slope)
             carried, cell_past = (None, None) if carried is None else walk.parted(draft, moment, carried)
@@ -253,6 +253,11 @@ def _multiples(draft: Draft, over: str) -> list[str]:
 def _order(place: str, moments: int) -> range:
     """The moments as they are walked."""
     return range(moments)[::-1] if place.endswith(REVERSE) else range(moments)
+
+
+def _backwards(order: range) -> Iterator[tuple[int, int | None]]:
+    """Each moment with the one that was walked before it, from the last one on; None before the first."""
+    return zip(order[::-1], [*order[-2::-1], None], strict=True)
 
 
 def joined(draft: Draft, parts: Mapping[int, str]) -> str:
