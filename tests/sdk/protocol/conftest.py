@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from memory_broker import Faults, Hub
@@ -70,24 +70,30 @@ class World:
         )  # fmt: skip
         self.relayed = relayed
         self.expected: dict[tuple[str, str], Cut] = {}
-        self.reports: list[tuple[str, str, int]] = []
+        self.reports: list[tuple[str, str, int | None]] = []
         self.devices: dict[str, tuple[DeviceMachine, DeviceState]] = {}
         self.auto_commit = True
         self.update_of = lambda name, attempt: made(name, attempt, size=4500)
 
     # -- coordinator --------------------------------------------------------------------------------
 
-    def start_coordinator(self) -> None:
+    def start_coordinator(self, chunk: int | None = None) -> None:
+        """With ``chunk``: its operator, or the broker, asks for pieces of another size from now on."""
         self.epoch += 1
         self.state = CoordinatorState.load(self.disk.state) if self.disk.state else CoordinatorState()
         found = {k: frozenset(v) for k, v in self.disk.files.items()}
         stored = {k: hashlib.sha256(v).digest() for k, v in self.disk.updates.items()}
+        if chunk is not None:
+            self.rules = replace(self.rules, chunk=chunk)
+            self.half = replace(self.half, rules=self.rules)
         self.tell(e.Start(self.now, self.epoch, found, stored))
         filters = coordinator_filters(FED, uploads=not self.relayed)
         self.hub.join("co", filters, self._to_coordinator, Will(*self.half.will(self.state)))
         if self.relayed:
             self.start_worker()
         self.tell(e.Connected(self.now))
+        if chunk is not None:
+            self.publish_body(self.state.model.version, multicast=False)
 
     def crash_coordinator(self) -> None:
         self.hub.cut("co")
@@ -110,9 +116,12 @@ class World:
         self.tell(e.Listening(self.now, *key, frozenset(self.disk.files.get(key, {}))))
 
     def report(self) -> None:
-        for device, xfer, index in self.reports:
-            self.tell(e.ChunksCame(self.now, device, xfer, frozenset({index}), 1))
-        self.reports.clear()
+        said, self.reports = self.reports, []
+        for device, xfer, index in said:
+            if index is None:
+                self.listen((device, xfer))
+            else:
+                self.tell(e.ChunksCame(self.now, device, xfer, frozenset({index}), 1))
 
     def _to_worker(self, arrival: Arrival) -> None:
         topic = parse(arrival.topic)
@@ -153,7 +162,7 @@ class World:
                     self.disk.files.setdefault((action.device, action.xfer), {})[action.index] = action.data
                 case a.Expect():
                     self.expected[action.device, action.xfer] = action.cut
-                    self.listen((action.device, action.xfer))
+                    self.reports.append((action.device, action.xfer, None))  # said after all that it said before
                 case a.Discard():
                     self.expected.pop((action.device, action.xfer), None)
                     self.disk.files.pop((action.device, action.xfer), None)
@@ -265,6 +274,8 @@ class World:
                     assert action.spec == f"plan of {name}".encode()
                     self.trained.append((name, action.attempt))
                     self.work(name, action.attempt, action.version)
+                case a.CutAnew():
+                    self.work(name, action.attempt, action.base_version)
                 case a.Receipted():
                     self.receipts.setdefault((name, action.attempt), []).append(action.outcome)
         return actions
@@ -272,7 +283,7 @@ class World:
     def work(self, name: str, number: int, version: int) -> None:
         """Train at once; the update is on disk before the machine hears of it."""
         data = self.disks[name].updates.setdefault((number, name), self.update_of(name, number))
-        self.say(name, e.UpdateReady(self.now, number, version, describe(data, self.rules.chunk)))
+        self.say(name, e.UpdateReady(self.now, number, version, describe(data, self.devices[name][1].chunk)))
 
     # -- time ---------------------------------------------------------------------------------------
 

@@ -490,6 +490,7 @@ def test_no_more_is_asked_for_than_a_broker_keeps_for_one_that_listens(world, de
     most, together = dict.fromkeys(w.names, 0), 0
     for _ in range(4000):
         w.hub.pump(1)
+        w.report()
         asked = {device: len(upload.receiver.asked) for (device, _), upload in w.state.uploads.items()}
         most |= {device: max(most[device], count) for device, count in asked.items()}
         together = max(together, sum(asked.values()))

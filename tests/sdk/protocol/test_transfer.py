@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from random import Random
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_broker import Faults
 
 from talaria.bitmaps import indices_of
 from talaria.errors import ConfigError, StateError, WireError
@@ -251,3 +253,27 @@ def test_a_revoked_device_is_out_at_once():
     half.step(state, e.AbortRound(1.0, 1, "x"))
     half.step(state, e.OpenRound(2.0, 2, {"a": b"", "b": b""}))
     assert state.attempts[2].cohort["a"].phase == "dropped"
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_pieces_that_change_with_a_restart_lose_no_update(world, seed, relayed):
+    """What is offered, waits or has come in part is cut anew, and nobody is shut out for it."""
+    w = world(4, Faults(seed=seed, drop=0.4, reorder=0.3), signed=True, relayed=relayed, max_open=2)
+    chance = Random(seed)
+    w.begin()
+    for number in (1, 2):
+        w.publish_body(number)
+        w.open(number)
+        for _ in range(3):
+            w.run(chance.uniform(0.0, 2.0))
+            w.crash_coordinator()
+            w.run(chance.choice([0.0, 2.0]))  # what is said meanwhile waits at the broker
+            w.start_coordinator(chunk=chance.choice([300, 500, 1000]))
+        for _ in range(200):
+            if any(c.attempt == number for c in w.closed):
+                break
+            w.run(5)
+        assert {counted.device for counted in w.closed[-1].counted} == set(w.names)
+    assert {outcome for outcomes in w.receipts.values() for outcome in outcomes} == {"stored"}
+    assert w.state.quarantined() == {}

@@ -9,7 +9,7 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol import words
 from talaria.protocol.coordinator.state import HELD, LIVE, Attempt, Participant, Upload
-from talaria.protocol.coordinator.step_context import Turn
+from talaria.protocol.coordinator.step_context import IgnoredError, Turn
 from talaria.protocol.transfer import Receiver, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import Cut, cut_of
@@ -46,6 +46,7 @@ def offer(t: Turn, device: str, offer: m.Offer) -> None:
             return
     elif member.sha256 == offer.sha256:
         member.boot = t.peer(device).boot
+        _recut(t, attempt, device, member, offer)
     if member.phase == "stored":
         _answer(t, device, attempt.number, offer.sha256, "stored", "")
     elif member.phase == "rejected":
@@ -62,11 +63,16 @@ def offer(t: Turn, device: str, offer: m.Offer) -> None:
 
 def _welcome(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
     cut = cut_of(offer)
-    if cut.size > t.rules.max_update or cut.chunk > t.rules.chunk:
-        reason = f"{cut.size} bytes in chunks of {cut.chunk}; at most {t.rules.max_update} and {t.rules.chunk}"
+    if cut.size > t.rules.max_update:
+        reason = f"{cut.size} bytes; at most {t.rules.max_update}"
         member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
         _answer(t, device, attempt.number, cut.sha256, "rejected", reason)
         raise WireError(f"offer for attempt {attempt.number} is too large: {reason}")
+    if cut.chunk > t.rules.chunk:  # it was said before the device heard that ours are smaller since we began anew
+        raise IgnoredError(
+            f"offer for attempt {attempt.number} in chunks of {cut.chunk}; at most {t.rules.chunk}, as `co` tells: "
+            "the device cuts it anew, and offers it again"
+        )
     if attempt.secure and (attempt.between or member.step != words.UPLOAD):
         return  # nobody is asked for an update now; who is asked later offers again
     if offer.base_version != attempt.version:
@@ -83,6 +89,14 @@ def _welcome(t: Turn, attempt: Attempt, device: str, member: Participant, offer:
     t.state.offers[attempt.number, device] = cut
     t.act(a.Save(soon=True))
     admit(t)
+
+
+def _recut(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
+    """The same update in other pieces: those that came of it are of no use any more."""
+    upload, cut = t.state.uploads.get((device, member.xfer)), cut_of(offer)
+    known = t.state.offers.get((attempt.number, device)) if upload is None else upload.receiver.cut
+    if member.phase in ("waiting", "receiving") and known != cut and cut.chunk <= t.rules.chunk:
+        drop(t, attempt, device, "working", "this device offers its update in other pieces since")
 
 
 def _equivocated(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
@@ -253,8 +267,8 @@ def came(t: Turn, event: e.ChunksCame) -> None:
     t.peer(event.device).heard = t.now
     key = event.device, event.xfer
     upload = t.state.uploads.get(key)
-    if upload is None or upload.receiver.whole:
-        return
+    if upload is None or upload.receiver.whole or not upload.listening:
+        return  # what was kept before it listens is in what it finds, unless it came in other pieces
     receiver = upload.receiver
     receiver.have |= event.chunks
     receiver.asked -= event.chunks
