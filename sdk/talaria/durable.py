@@ -48,12 +48,13 @@ def flush(folder: Path) -> None:
         os.close(handle)
 
 
-def lock(path: Path, *, wait: bool = True) -> BinaryIO:
+def lock(path: Path, *, wait: bool = True, make: bool = True) -> BinaryIO:
     """The open file ``path``, which no other process has locked until it is closed.
 
-    Raises BlockingIOError at once where another one has it and there is no ``wait``, OSError where it cannot be opened.
+    Raises BlockingIOError at once where another one has it and there is no ``wait``, OSError where it cannot be opened,
+    or is not there and there is no ``make``.
     """
-    file = path.open("wb")
+    file = path.open("wb" if make else "r+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:

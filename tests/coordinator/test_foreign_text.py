@@ -63,7 +63,7 @@ def status_with(reason, capsys, attempts=1):
     row |= {"bytes_down": None, "bytes_dense": None}
     counted = {"attempt": attempts + 1, "counted": 16, "bytes_up": 6_820_000, "bytes_dense": 457_056, "failure": ""}
     rows = [*(row | {"attempt": attempt + 1} for attempt in range(attempts)), row | counted]
-    nobody = {"waits_for": [], "canary": [], "privacy": None, "resting": [], "workers": []}
+    nobody = {"waits_for": [], "canary": [], "privacy": None, "resting": [], "workers": [], "served": True}
     fleet = {"fleet": "watch", "status": "running", "round": 0, "rounds": 1, "epoch": 1, "model_digest": "ab" * 32}
     render({**fleet, "history": rows, "devices": [device], "waiting": None, "certificates": None, **nobody})
     return capsys.readouterr().out

@@ -8,6 +8,7 @@ from talaria.model.spec import ModelSpec
 from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.waiting import AFTER_S, EVERY_S, GATHER_S, NAMED, Gathering, Patience, waits
+from talaria_coordinator.server.open_state import held
 from talaria_coordinator.storage.records import Device
 from talaria_coordinator.storage.store import Store
 
@@ -84,6 +85,24 @@ def test_status_says_who_is_missing(tmp_path, capsys):
     with Store(tmp_path / "coordinator.db") as store:
         store.devices.see("watch", "bela", 1, {})
     assert read_status(named)["waiting"] is None
+
+
+def test_status_says_whether_a_coordinator_serves(tmp_path, capsys):
+    named = config(tmp_path, members=("anna",))
+    with Store(tmp_path / "coordinator.db") as store:
+        store.fleets.enter("watch", named.run.to_json(), "0" * 64, "0" * 64)
+        store.devices.see("watch", "anna", 1, {})
+
+    def told():
+        found = read_status(named)
+        render(found)
+        text = capsys.readouterr().out
+        return found["served"], [word for word in ("no coordinator serves it now", " yes ", " was ") if word in text]
+
+    assert told() == (None, [" yes "])  # its state folder is of another machine: nobody here ever had it
+    with held(tmp_path):
+        assert told() == (True, [" yes "])
+    assert told() == (False, ["no coordinator serves it now", " was "])
 
 
 LIMITED = """

@@ -19,7 +19,7 @@ from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.waiting import holding, waits
 from talaria_coordinator.identity.expiry import Ending
 from talaria_coordinator.identity.membership import Membership
-from talaria_coordinator.server.open_state import open_store
+from talaria_coordinator.server.open_state import is_held, open_store
 from talaria_coordinator.storage.store import Store
 
 SHOWN = 15
@@ -27,7 +27,10 @@ SHOWN = 15
 
 
 def read_status(config: FleetConfig) -> dict[str, Any]:
-    """The last rounds, all devices and the latest events of a fleet. StateError where it was never served."""
+    """The last rounds, all devices and the latest events of a fleet. StateError where it was never served.
+
+    ``served`` says whether a process has its state folder now, None where that lies on another machine; where none
+    has, a device is ``online`` where it was so at the end."""
     store = open_store(config, make=False)
     try:
         config = as_it_is(config, store)
@@ -45,6 +48,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
         return {
             "fleet": fleet.name,
             "status": fleet.status,
+            "served": is_held(config.state),
             "round": fleet.round,
             "rounds": config.run.rounds,
             "epoch": fleet.epoch,
@@ -115,6 +119,9 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if found["served"] is False:
+        text = "no coordinator serves it now; what is below is what the last one wrote"
+        console.print(text, highlight=False, soft_wrap=True)
     if found["waiting"] is not None:
         missing = ", ".join(found["waiting"]["missing"])
         text = f"waiting: {found['waiting']['reason']}" + (f"; missing: {missing}" if missing else "")
@@ -172,7 +179,7 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         seen = _clock(row["seen"])
         devices.add_row(
             row["device"],
-            _here(row),
+            _here(row, found["served"]),
             str(row["boot"]),
             seen,
             "yes" if row["quarantine"] else "",
@@ -216,9 +223,11 @@ def _megabytes(size: int | None, devices: int | None, dense: int | None) -> str:
     return f"{size / 1e6:,.3f}" + (f" ({size / (devices * dense):.2f})" if devices and dense else "")
 
 
-def _here(row: dict[str, Any]) -> str:
+def _here(row: dict[str, Any], served: bool | None) -> str:
     if row["retired"]:
         return "left by its owner" if row["left_by"] == "owner" else "left"
+    if served is False and row["online"]:
+        return "was"
     return "yes" if row["online"] else "no"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from talaria import durable
@@ -12,6 +14,10 @@ from talaria.errors import ConfigError, StateError
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.storage.blobs import Blobs, FolderBlobs
 from talaria_coordinator.storage.store import Store
+
+LOCK = "lock"
+LOOK_S = 0.2
+"""Longer than anybody holds the lock who only looks whether another does."""
 
 
 def open_store(config: FleetConfig, *, make: bool = True) -> Store:
@@ -43,7 +49,7 @@ def held(folder: Path) -> Iterator[None]:
     """The state folder, for this process alone. Raises :class:`~talaria.errors.StateError` where another has it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = durable.lock(folder / "lock", wait=False)
+        lock = _lock(folder)
     except BlockingIOError:
         raise StateError(
             f"fleet: {folder} is in use by another coordinator; stop it, or give this one another state folder"
@@ -52,3 +58,22 @@ def held(folder: Path) -> Iterator[None]:
         raise StateError(f"fleet: cannot use {folder}: {error.strerror}; give [fleet] state another folder") from None
     with lock:
         yield
+
+
+def is_held(folder: Path) -> bool | None:
+    """Whether a process has this state folder now; None where no process of this machine ever had it."""
+    try:
+        with durable.lock(folder / LOCK, wait=False, make=False):
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+
+
+def _lock(folder: Path) -> BinaryIO:
+    try:
+        return durable.lock(folder / LOCK, wait=False)
+    except BlockingIOError:  # somebody may only have looked
+        time.sleep(LOOK_S)
+        return durable.lock(folder / LOCK, wait=False)
