@@ -76,11 +76,9 @@ def load(
     for name, value, low in (("columns", columns, 1), ("validation", validation, 0), ("tests", tests, 1)):
         if value < low:
             raise ConfigError(f"fashion-mnist: {name}={value} must be at least {low}")
+    given = None if partition is None else _from_file(Path(partition))
     images = read(None if folder is None else Path(folder))
-    if partition is None:
-        train_idx, test_idx = _draw(images, columns + validation, tests, clients=clients, alpha=alpha, seed=seed)
-    else:
-        train_idx, test_idx = _from_file(Path(partition))
+    train_idx, test_idx = given or _draw(images, columns + validation, tests, clients=clients, alpha=alpha, seed=seed)
     width = train_idx.shape[1]
     if columns > width or validation >= width:
         raise ConfigError(

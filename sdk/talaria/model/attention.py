@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module, MultiheadAttention, TransformerEncoder
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from talaria.model.masks import Axis
 
@@ -141,7 +143,30 @@ def _together(layer: MultiheadAttention, x: Tensor) -> Tensor:
 
 def _added(mask: Tensor, like: Tensor) -> Tensor:
     """A mask as numbers that are added, minus infinity where it hides."""
-    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf)
+    return mask.to(like.dtype)
+
+
+class MasksAsWide(TorchFunctionMode):
+    """Inside this context attention reads its masks in the dtype of its queries. A network that makes a mask makes it
+    in float32, and beside queries in float64 some of torch's kernels read that as other numbers (torch 2.15 on
+    processors without AVX-512), and say nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            like = args[0] if args else kwargs["query"]
+            args = tuple(_wide(one, like) for one in args)
+            kwargs = {name: _wide(one, like) if name in _MASKS else one for name, one in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+_MASKS = ("attn_mask", "key_padding_mask")
+
+
+def _wide(given: Any, like: Tensor) -> Any:
+    return given.to(like.dtype) if isinstance(given, Tensor) and given.is_floating_point() else given
 
 
 def resize(layer: MultiheadAttention) -> None:

@@ -18,6 +18,7 @@ from torch.nn import Module
 
 from talaria.errors import ModelError
 from talaria.model import tokens
+from talaria.model.attention import MasksAsWide
 from talaria.model.cloning import clone
 from talaria.model.compaction import compact
 from talaria.model.dependency_groups import TRACE_ERRORS, Coupling, draft, trace
@@ -55,7 +56,7 @@ def survey(model: Module, example: Tensor) -> Survey:
             coupling = trace(model, example)
     except TRACE_ERRORS as error:
         return Survey(ChannelLayout({}, {}), {type(model).__name__: f"cannot be traced: {error}"})
-    with torch.no_grad():
+    with torch.no_grad(), MasksAsWide():
         return _checked(model, coupling, example)
 
 

@@ -18,7 +18,7 @@ from talaria.model.state import load, state_of
 from talaria.model.widths import whole, widths_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-HEADS, EACH, LENGTH = 4, 2, 6
+HEADS, EACH, LENGTH = 4, 2, 9
 WIDE = HEADS * EACH
 
 
@@ -36,12 +36,14 @@ class Reading(nn.Module):
         hidden = (x[:, :, 0] > 0.8) & (torch.arange(LENGTH) > 0)
         x = self.embed(x if length else x.transpose(0, 1))
         later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
+        numbers = nn.Transformer.generate_square_subsequent_mask(LENGTH)  # in float32, whatever the weights are in
         calls = {
             "weights left": lambda: self.attention(x, x, x)[0],
             "padded": lambda: self.attention(x, x, x, hidden, need_weights=False)[0],
             "padded, weights left": lambda: self.attention(x, x, x, key_padding_mask=hidden)[0],
             "causal": lambda: self.attention(x, x, x, need_weights=False, attn_mask=later, is_causal=True)[0],
             "causal, padded": lambda: self.attention(x, x, x, hidden, attn_mask=later)[0],
+            "added": lambda: self.attention(x, x, x, need_weights=False, attn_mask=numbers, is_causal=True)[0],
             "another": lambda: self.attention(x, torch.tanh(x), x * 2, need_weights=False)[0],
             "one by one": lambda: torch.stack([self.attention(one, one, one)[0] for one in x]),
             "weights read": lambda: sum_of(*self.attention(x, x, x)),
@@ -72,7 +74,7 @@ class Encoding(nn.Module):
 
 NETS = {
     **{way: lambda way=way: Reading(way) for way in ("weights left", "padded", "padded, weights left", "causal")},
-    **{way: lambda way=way: Reading(way) for way in ("causal, padded", "another")},
+    **{way: lambda way=way: Reading(way) for way in ("causal, padded", "added", "another")},
     "no bias": lambda: Reading(bias=False),
     "length first": lambda: Reading("padded", batch_first=False),
     "encoder": Encoding,
