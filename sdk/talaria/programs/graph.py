@@ -257,12 +257,16 @@ class Draft:
 
     def grown(self, gradient: str, momentum: str, rate: float, rank: int) -> str:
         """``rate`` x ``momentum`` + ``gradient``, as one operator where the gradient is a plain matrix product, or one
-        whose rows became a tensor's first dimension (``rank`` > 2), or whose one row a vector."""
+        whose rows became a tensor's first dimension (``rank`` > 2), or whose one row a vector; as two where it is a
+        product and something else."""
         made = self._maker.get(gradient)
         moved = made if made is not None and made.kind == "Reshape" and self._by_rows(made, rank) else None
         product = self._maker.get(moved.inputs[0]) if moved else made
-        if product is None or product.kind != "Gemm" or len(product.inputs) > 2:
+        if product is None or product.kind != "Gemm" or (moved and len(product.inputs) > 2):
             return self.op("Add", self.op("Mul", momentum, self.number(rate, rank)), gradient)
+        if len(product.inputs) > 2:
+            *factors, other = product.inputs
+            return self.op("Add", self.op("Gemm", *factors, momentum, **dict(product.attributes), beta=rate), other)
         flat = self.reshape(momentum, 0, -1) if rank > 2 else momentum
         grown = self.op("Gemm", *product.inputs, flat, **dict(product.attributes), beta=rate)
         return self.op("Reshape", grown, moved.inputs[1]) if moved else grown

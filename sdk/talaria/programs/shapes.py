@@ -291,8 +291,11 @@ def _normalized(node: Node, given: list[Value]) -> Found:
 
 
 def _split(node: Node, given: list[Value]) -> Found:
-    x, sizes = given[0], _numbers(given[1])
-    axis = node.get("axis")
+    x, axis = given[0], node.get("axis")
+    many = len(node.outputs)
+    if node.get("num_outputs") != (many if len(given) == 1 else None):
+        raise ValueError(f"{many} parts that are not as many as it says")
+    sizes = _numbers(given[1]) if len(given) > 1 else [x.shape[axis] // many] * many
     if sum(sizes) != x.shape[axis] or min(sizes) < 1:
         raise ValueError(f"{x.shape} in {sizes}")
     return tuple(Value((*x.shape[:axis], size, *x.shape[axis + 1 :]), x.dtype) for size in sizes), 0
@@ -428,6 +431,6 @@ _ATTRIBUTES: Mapping[str, Sequence[str]] = {
     "ScatterND": ("reduction",),
     "Shape": ("end", "start"),
     "Softmax": ("axis",),
-    "Split": ("axis",),
+    "Split": ("axis", "num_outputs"),
     "Transpose": ("perm",),
 }

@@ -52,31 +52,31 @@ def attention(
     elif mask is not None:
         met = draft.op("Add", met, mask.value(step))
     if len(given) > 3:
-        met = _hidden(step, met, given[3].value, queries, keys)
-    share = draft.op("Softmax", met, axis=2)
+        met = _hidden(draft, met, given[3].value, keys)
+    share = draft.op("Softmax", met, axis=3)
     draw = _drawn(step, weights.place, own, share, queries, keys) if own.training and own.dropout else None
     kept = share if draw is None else draft.op("Mul", share, draw)
     mixed = draft.op("MatMul", v, _turned(draft, kept))
-    flat = _together(step, mixed, each, queries)
+    flat = _together(draft, mixed)
     y = draft.op("Gemm", flat, out, *([bias] if bias else []), transA=1, transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         weights.trained("out_proj.weight", lambda: draft.product(g, flat, rank=2, turn_a=True, turn_b=True))
         weights.trained("out_proj.bias", lambda: step.summed(g, given[0].lead))
         before = draft.product(out, g, rank=2, turn_a=True, turn_b=True)
-        slope = draft.reshape(_by_heads(draft, before, each, queries), -1, each, queries)
+        slope = _by_heads(step, before, each, queries)
         # what a softmax takes off, the sum over share * (slope^T v), is that over the shorter columns of the output
         # and is taken off inside of the product, as one more channel: a pass of its own takes as long as the product
-        met = draft.sum(draft.op("Mul", slope, mixed), 1, keep=True)
+        met = draft.sum(draft.op("Mul", slope, mixed), 2, keep=True)
         if draw is None:
-            less = draft.op("Pad", v, draft.ints(0, 0, 0, 0, 1, 0), draft.constant(-1.0))
-            towards = draft.op("MatMul", _turned(draft, draft.op("Concat", slope, met, axis=1)), less)
+            less = draft.op("Pad", v, draft.ints(0, 0, 0, 0, 0, 0, 1, 0), draft.constant(-1.0))
+            towards = draft.op("MatMul", _turned(draft, draft.op("Concat", slope, met, axis=2)), less)
         else:
             each_kept = draft.op("Mul", draft.op("MatMul", _turned(draft, slope), v), draw)
             towards = draft.op("Sub", each_kept, _turned(draft, met))
         scores = draft.op("Mul", share, towards)
         if mask is not None and mask.trains:
-            mask.train(step, draft.sum(scores, 0))
+            mask.train(step, draft.sum(scores, 0, 1))
         dq = draft.op("Mul", draft.op("MatMul", k, _turned(draft, scores)), scale)
         dk = draft.op("MatMul", scaled, scores)
         dv = draft.op("MatMul", slope, kept)
@@ -92,16 +92,15 @@ _Slopes = Callable[[Sequence[str], Sequence[bool]], Sequence[str | None]]
 def _of_one(
     step: Step, weights: Matrices, given: Sequence[Map], joint: str, shift: str | None, each: int
 ) -> tuple[Sequence[str], _Slopes]:
-    """Queries, keys and values (heads x batch, each, length) of one sequence, by one product."""
+    """Queries, keys and values (heads, batch, each, length) of one sequence, by one product."""
     draft, x, (length,) = step.draft, given[0], given[0].lead
     # channels first, (channels, batch x length): what is turned to heads and back then has the length together
     held = Weighing(step, x, joint, shift)
     three = draft.op("Gemm", held.matrix, x.value, *held.column(), transB=1)
-    # (heads x batch, each, length): ONNX Runtime turns inside of a product where it cannot see what lies before
-    apart = draft.reshape(_by_heads(draft, three, each, length), 3, -1, each, length)
+    apart = _thirds(draft, _by_heads(step, three, each, length))
 
     def back(slopes: Sequence[str], wanted: Sequence[bool]) -> Sequence[str | None]:
-        whole = _together(step, draft.op("Concat", *slopes, axis=0), each, length)
+        whole = _together(draft, draft.op("Concat", *slopes, axis=0))
         product, total = draft.op("Gemm", whole, x.value), draft.sum(whole, 1)
         weights.trained("in_proj_weight", lambda: held.gradient(product, total))
         weights.trained("in_proj_bias", lambda: total)
@@ -109,7 +108,7 @@ def _of_one(
         # x is read as query, key and value: one of them carries the whole gradient
         return [draft.product(whole, held.back, rank=2, turn_a=True) if wanted[0] else None, None, None]
 
-    return [_third(draft, apart, i) for i in range(3)], back
+    return apart, back
 
 
 def _of_three(
@@ -117,16 +116,15 @@ def _of_three(
 ) -> tuple[Sequence[str], _Slopes]:
     """Queries, keys and values of sequences that need not be the same."""
     draft = step.draft
-    matrices = draft.reshape(joint, 3, -1, step.known(given[0].channels))
-    shifts = None if shift is None else draft.reshape(shift, 3, -1)
+    matrices, shifts = _thirds(draft, joint), (None,) * 3 if shift is None else _thirds(draft, shift)
     held, found = list[Weighing](), list[str]()
-    for i, x in enumerate(given):
-        held.append(Weighing(step, x, _third(draft, matrices, i), None if shifts is None else _third(draft, shifts, i)))
-        one = draft.op("Gemm", held[i].matrix, x.value, *held[i].column(), transB=1)
-        found.append(draft.reshape(_by_heads(draft, one, each, *x.lead), -1, each, *x.lead))
+    for x, matrix, own in zip(given, matrices, shifts, strict=True):
+        held.append(Weighing(step, x, matrix, own))
+        one = draft.op("Gemm", held[-1].matrix, x.value, *held[-1].column(), transB=1)
+        found.append(_by_heads(step, one, each, *x.lead))
 
     def back(slopes: Sequence[str], wanted: Sequence[bool]) -> Sequence[str | None]:
-        whole = [_together(step, slope, each, *x.lead) for slope, x in zip(slopes, given, strict=True)]
+        whole = [_together(draft, slope) for slope in slopes]
         products = [draft.op("Gemm", one, x.value) for one, x in zip(whole, given, strict=True)]
         totals = [draft.sum(one, 1) for one in whole]
         triples = list(zip(held, products, totals, strict=True))
@@ -142,16 +140,14 @@ def _of_three(
     return found, back
 
 
-def _third(draft: Draft, three: str, place: int) -> str:
-    return draft.op("Gather", three, draft.constant(place, "int64"), axis=0)
+def _thirds(draft: Draft, three: str) -> tuple[str, ...]:
+    return draft.several("Split", 3, three, axis=0, num_outputs=3)
 
 
-def _hidden(step: Step, met: str, mask: str, queries: int, keys: int) -> str:
-    """Products of queries and keys (heads x batch, queries, keys), of which ``mask`` (batch, keys) hides keys."""
-    draft = step.draft
+def _hidden(draft: Draft, met: str, mask: str, keys: int) -> str:
+    """Products of queries and keys (heads, batch, queries, keys), of which ``mask`` (batch, keys) hides keys."""
     over = draft.op("Greater", draft.reshape(mask, 1, -1, 1, keys), draft.constant(0.5))
-    apart = draft.op("Where", over, draft.constant(float("-inf")), _heads(step, met, queries, keys))
-    return draft.reshape(apart, -1, queries, keys)
+    return draft.op("Where", over, draft.constant(float("-inf")), met)
 
 
 def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]) -> None:
@@ -167,30 +163,25 @@ def _known(step: Step, layer: str, own: MultiheadAttention, given: Sequence[Map]
 
 
 def _drawn(step: Step, place: str, own: MultiheadAttention, share: str, queries: int, keys: int) -> str:
-    """Draws for the weights (heads x batch, queries, keys): for all heads that there were, of which those that a mask
+    """Draws for the weights (heads, batch, queries, keys): for all heads that there were, of which those that a mask
     leaves take the first ones."""
     draft, draw = step.draft, step.drawn(place, (heads_of(own), queries, keys))
-    left = draft.op("Shape", _heads(step, share, queries, keys), start=0, end=1)
+    left = draft.op("Shape", share, start=0, end=1)
     ends = (draft.ints(0), left, draft.ints(0), draft.ints(1))
-    return draft.reshape(draft.op("Slice", draft.transpose(draw, 1, 0, 2, 3), *ends), -1, queries, keys)
+    return draft.op("Slice", draft.transpose(draw, 1, 0, 2, 3), *ends)
 
 
-def _by_heads(draft: Draft, value: str, each: int, length: int) -> str:
-    """(heads x each, batch x length) as (heads, batch, each, length)."""
-    rows = draft.reshape(draft.op("Unsqueeze", value, draft.ints(1)), -1, each, 0)
-    return draft.transpose(draft.reshape(rows, 0, 0, -1, length), 0, 2, 1, 3)
-
-
-def _together(step: Step, value: str, each: int, length: int) -> str:
-    """(heads x batch, each, length) as (heads x each, batch x length)."""
-    return step.draft.op("Flatten", step.draft.transpose(_heads(step, value, each, length), 0, 2, 1, 3), axis=2)
-
-
-def _heads(step: Step, value: str, *sizes: int) -> str:
-    """(heads x batch, *sizes) as (heads, batch, *sizes), however many heads a mask leaves."""
+def _by_heads(step: Step, value: str, each: int, length: int) -> str:
+    """(heads x each, batch x length) as (heads, batch, each, length), however many heads a mask leaves."""
     draft = step.draft
-    return draft.op("Reshape", value, draft.op("Concat", draft.ints(-1), step.batch, draft.ints(*sizes), axis=0))
+    sizes = draft.op("Concat", draft.ints(-1, each), step.batch, draft.ints(length), axis=0)
+    return draft.transpose(draft.op("Reshape", value, sizes), 0, 2, 1, 3)
+
+
+def _together(draft: Draft, value: str) -> str:
+    """(heads, batch, each, length) as (heads x each, batch x length)."""
+    return draft.op("Flatten", draft.transpose(value, 0, 2, 1, 3), axis=2)
 
 
 def _turned(draft: Draft, value: str) -> str:
-    return draft.transpose(value, 0, 2, 1)
+    return draft.transpose(value, 0, 1, 3, 2)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from talaria.programs.layers.base import Map, Step
 
 WIDEST = 4
@@ -62,8 +64,11 @@ class Weighing:
     @property
     def back(self) -> str:
         """What a slope is multiplied with on its way to the map; the slope of a normalized row has no mean then."""
-        draft, matrix = self.step.draft, self.matrix
-        return draft.op("Sub", matrix, draft.mean(matrix, 1, keep=True)) if self.x.affine else matrix
+        draft, matrix, wide = self.step.draft, self.matrix, self.x.channels
+        if self.x.affine is None:
+            return matrix
+        share = draft.constant(np.full((self.step.known(wide), 1), 1 / self.step.known(wide)))
+        return draft.op("Sub", matrix, draft.op("MatMul", matrix, share))
 
     def _shift(self, *shape: int) -> str | None:
         shift = self.x.affine.shift if self.x.affine else None
