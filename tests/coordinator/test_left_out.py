@@ -1,10 +1,13 @@
 """What a fold goes on without: the culprit that leaving out finds, and never an honest device."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from talaria.aggregate.partial_sum import partial_sum
 from talaria.errors import AggregationError, StateError
 from talaria.federated import rounds
 from talaria.federated.run import Run
@@ -12,6 +15,7 @@ from talaria.model.spec import ModelSpec
 from talaria.protocol.actions import Counted
 from talaria.types import Update
 from talaria.wire.codec import encode_update
+from talaria.wire.partial_sums import encode_partial_sum
 from talaria_coordinator.fleet.aggregation import Learning, NothingLeft
 from talaria_coordinator.fleet.culprits import culprits
 from talaria_coordinator.storage.blobs import FolderBlobs
@@ -129,3 +133,34 @@ def test_differences_that_add_up_to_a_negative_variance_end_at_zero():
     steps = {n: np.zeros_like(v) for n, v in shared.items()} | {name: np.full_like(shared[name], -2.0)}
     after, _ = rounds.close(run, shared, {}, [Update(tensors=steps, weight=1.0, client="a", kind="delta")])
     assert float(after[name].min()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "since", [{"max_update": 1024}, {"gateways": {"mia": 5}}, {"gateways": {"noah": 1}}, {"rule": "median"}]
+)
+def test_what_an_operator_bounds_otherwise_since_was_no_lie_when_it_came(desk, since):
+    """All were checked as they came: three updates, and the partial sum of a gateway that spoke for three."""
+    known = replace(desk.learning, gateways={"noah": 3})
+    three = [Update(tensors=desk.shared, weight=4.0, client=f"noah-{i}") for i in range(3)]
+    data = encode_partial_sum(partial_sum(desk.shared, three, "noah"), rounds.layout_of(RUN.spec))
+    noah = Counted("noah", 1, 0, bytes.fromhex(desk.blobs.put(data)))
+    entries = [desk.entry("mia"), noah, desk.entry("olga"), desk.entry("paul")]
+    before = known.fold(desk.fleet, entries)
+    assert (len(before.counted), before.left) == (4, ())
+    changed = replace(known, **({"gateways": {}} | since))
+    after = changed.fold(desk.fleet, entries)
+    assert [(out.entry.device, out.liar) for out in after.left] == [("noah", False)] * ("rule" in since)
+    assert "rule" in since or after.model_digest == before.model_digest
+
+
+@pytest.mark.parametrize("before", [None, "server_momentum:inner=mean"])
+def test_a_rule_that_remembers_more_than_the_one_before_it_begins_anew(desk, before):
+    entries = [desk.entry("mia"), desk.entry("noah")]
+    first = replace(desk.learning, rule=before)
+    model, server = first.first()
+    made = first.fold(replace(desk.fleet, model_digest=model, server=server), entries)
+    fleet = replace(desk.fleet, model_digest=made.model_digest, server=made.server)
+    now = replace(desk.learning, rule="server_adam:inner=mean").fold(fleet, entries)
+    assert (now.counted, now.left) == (tuple(entries), ())
+    again = replace(desk.learning, rule=before).fold(replace(fleet, server=now.server), entries)
+    assert (again.counted, again.left) == (tuple(entries), ())

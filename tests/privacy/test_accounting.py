@@ -70,3 +70,14 @@ def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(__import__("sys").modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r"talaria\[privacy\]"):
         epsilon(1.0, 1, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rounds"), [(4.0, {"anna": 12, "bela": 4}), (1.0, {"anna": 1, "bela": 1}), (2.0, None)]
+)
+def test_what_was_counted_with_another_noise_costs_no_less_in_rounds_with_this_one(noise, rounds) -> None:
+    ledger = Ledger(2.0, 1e-5).after(["anna", "bela"]).after(["anna"]).after(["anna"])
+    now = ledger.at(noise, 1e-5)
+    assert (dict(now.rounds), now.version) == (rounds or dict(ledger.rounds), 3)
+    assert now.epsilon >= ledger.epsilon * (1 - 1e-9)
+    assert Ledger(0.0, 1e-5).after(["anna"]).at(noise, 1e-5).rounds == {}, "what had none is covered by nothing"

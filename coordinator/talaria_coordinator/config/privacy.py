@@ -25,8 +25,8 @@ class PrivacyConfig:
     step_s: float = 60.0
 
     def needed(self, devices: int) -> int:
-        """How many of ``devices`` must stay until the end of a round; 1 where rounds are not secure."""
-        return max(LEAST, threshold_of(self.rule, devices)) if self.rule.secure else 1
+        """How many of ``devices`` must stay until the end of a round; of one that is not secure, how many must come."""
+        return max(LEAST, threshold_of(self.rule, devices) if self.rule.secure else self.rule.threshold or 0)
 
 
 def privacy_of(section: Section, run: Run) -> PrivacyConfig:
@@ -47,16 +47,17 @@ def privacy_of(section: Section, run: Run) -> PrivacyConfig:
 def require_secure(privacy: PrivacyConfig, run: Run, keys: bool, devices: int, over: float) -> None:
     """Raise :class:`ConfigError` where a fleet cannot keep what it promises."""
     require_private(run, privacy.rule)
+    if devices < LEAST:
+        raise ConfigError(
+            f"privacy: {devices} devices: of a sum of fewer than {LEAST} each could work out another's; raise [fleet] "
+            "devices, or leave privacy out"
+        )
     if not privacy.rule.secure:
         return
     if not keys:
         raise ConfigError(
             "privacy: secure=true needs devices with keys, which check each other's; make them with `talaria fleet "
             "init`, and set [identity] folder"
-        )
-    if devices < LEAST:
-        raise ConfigError(
-            f"privacy: secure=true and {devices} devices: of a sum of fewer than {LEAST} each could work out another's"
         )
     if over:
         raise ConfigError(

@@ -12,13 +12,15 @@ from typing import Any, Protocol, TypeVar
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.partial_sum import PartialSum, partial_sum, require_summable
-from talaria.errors import AggregationError, StateError, TalariaError, WireError
+from talaria.errors import AggregationError, ConfigError, StateError, TalariaError, WireError
 from talaria.federated import global_model, rounds, warm_start
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Run
 from talaria.federated.server_rule import aggregator_of, least_of
+from talaria.privacy.accounting import KEY as LEDGER
 from talaria.privacy.accounting import Ledger, epsilon, ledger_in
+from talaria.privacy.clipping import KEY as LENGTH
 from talaria.privacy.clipping import clip_in
 from talaria.privacy.forms import FORMS
 from talaria.privacy.rule import Privacy
@@ -26,7 +28,9 @@ from talaria.protocol.actions import Counted
 from talaria.tensors import Tensors
 from talaria.types import Update
 from talaria.wire import codec
+from talaria.wire.messages import MAX_TRANSFER
 from talaria.wire.partial_sums import Bounds, decode_partial_sum, encode_partial_sum, is_partial_sum
+from talaria_coordinator.config.gateways import MOST
 from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.culprits import culprits
 from talaria_coordinator.fleet.secure import Secure
@@ -88,9 +92,26 @@ class Learning:
 
     def require(self, fleet: Fleet) -> None:
         """Read what the next round begins from. Raises :class:`~talaria.errors.StateError` where it is missing or
-        damaged."""
+        damaged, and :class:`~talaria.errors.ConfigError` where rounds with noise and without would follow each other in
+        this run: what it has cost would be told as if all had it."""
         for digest in (fleet.model_digest, fleet.server):
             self.blobs.get(digest)
+        noise = 0.0 if self.privacy is None else self.privacy.noise or 0.0
+        if fleet.round >= self.run.rounds or not (noise or fleet.spent):
+            return
+        ledger = ledger_in(codec.decode_tensors(self.blobs.get(fleet.server), schema=None))
+        if noise and (ledger is None or not ledger.noise):
+            raise ConfigError(
+                f"privacy: noise={noise:g}, and this run began without: its rounds until now have none, and no budget "
+                "covers them. Leave noise and epsilon out until it is done or paused, and begin another run with them "
+                "by `talaria coordinator next FLEET.TOML`; or give the fleet another state folder"
+            )
+        if not noise and ledger is not None and ledger.noise and ledger.version:
+            raise ConfigError(
+                f"privacy: no noise is given, and this run counts what it has cost with noise={ledger.noise:g}: rounds "
+                "without would be covered by nothing. Take [privacy] back as it was until it is done or paused; "
+                "`talaria coordinator next FLEET.TOML` then begins another run without"
+            )
 
     def require_unused(self) -> None:
         """Raise :class:`~talaria.errors.StateError` where a fleet has learned into these blobs: what a database without
@@ -127,8 +148,18 @@ class Learning:
         return update
 
     def _decoded(self, data: bytes, device: str) -> Update | PartialSum:
+        return self._opened(data, device, self.gateways.get(device), self.max_update)
+
+    def _let_in(self, data: bytes, device: str) -> Update | PartialSum:
+        """An update that is in the store: what an operator bounds otherwise since, was no lie when it came."""
+        found = self._opened(data, device, MOST if is_partial_sum(data) else None, MAX_TRANSFER)
+        if isinstance(found, PartialSum):
+            require_summable(rounds.rule_of(self.run, self.aggregator))
+        return found
+
+    def _opened(self, data: bytes, device: str, most: int | None, size: int) -> Update | PartialSum:
         schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
-        limits, most = codec.Limits(total=self.max_update), self.gateways.get(device)
+        limits = codec.Limits(total=size)
         if is_partial_sum(data) != (most is not None):
             raise WireError(
                 "a partial sum of a device that is no gateway; where it is one, name it in [gateways]"
@@ -187,7 +218,7 @@ class Learning:
         :class:`NothingLeft` where too few stay.
         """
         shared = self._model(self.blobs.get(fleet.model_digest))
-        server = self._server(fleet)
+        server = self._remembered(fleet, shared)
 
         def folded(entries: Sequence[Counted]) -> tuple[Tensors, Tensors]:
             return self._close(shared, server, self._updates(entries, shared))
@@ -232,7 +263,7 @@ class Learning:
         """As :meth:`fold`, of updates that nobody can read but as a sum. Where that cannot be used, what garbage in one
         of them does, the global model stays as it is: to add up almost the same once more would tell of single ones."""
         shared = self._model(self.blobs.get(fleet.model_digest))
-        server = self._server(fleet)
+        server = self._remembered(fleet, shared)
         try:
             after, state, opened = secure.fold(attempt, shared, server)
         except AggregationError as error:
@@ -290,16 +321,28 @@ class Learning:
         return Spent(
             epsilon=ledger.epsilon, delta=ledger.delta, budget=self.privacy.epsilon, noise=ledger.noise,
             secure=self.privacy.secure, rounds=dict(ledger.rounds), version=ledger.version,
-            noise_by=self.privacy.noise_by, clip=clip_in(state),
+            noise_by=self.privacy.noise_by, clip=clip_in(state) if self.privacy.quantile else None,
         )  # fmt: skip
 
+    def _remembered(self, fleet: Beginning, shared: Tensors) -> Tensors:
+        """The server's state as the rule has it; what another rule did not keep, which fleet.toml named before, begins
+        anew. There is one ledger, wherever that rule kept it."""
+        first, server = self._first_server(shared), self._server(fleet)
+        kept = {k: v for k, v in server.items() if k in first or not k.endswith((LEDGER, LENGTH))}
+        ledger = ledger_in(server)
+        return first | kept if ledger is None else ledger.within(first | kept)
+
     def _server(self, fleet: Beginning) -> Tensors:
-        """The server's state that the next round begins from; its ledger also knows what was learned and called off."""
+        """The server's state that the next round begins from; its ledger also knows what was learned and called off,
+        and counts with the noise that is asked for now."""
         server = codec.decode_tensors(self.blobs.get(fleet.server), schema=None)
-        ledger, known = ledger_in(server), fleet.spent
-        return (
-            server if ledger is None or known is None else ledger.with_past(known.rounds, known.version).within(server)
-        )
+        ledger, known, asked = ledger_in(server), fleet.spent, self.privacy
+        if ledger is None:
+            return server
+        if known is not None:
+            past = Ledger(known.noise, known.delta, known.rounds, known.version).at(ledger.noise, ledger.delta)
+            ledger = ledger.with_past(past.rounds, past.version)
+        return (ledger if asked is None else ledger.at(asked.noise or 0.0, asked.delta)).within(server)
 
     def _unfit(self, kept: Sequence[Counted], shared: Tensors, error: Exception) -> list[LeftOut]:
         """The update that ``error`` is about, or else the first that does not fit by itself."""
@@ -339,9 +382,9 @@ class Learning:
     def _updates(self, counted: Sequence[Counted], shared: Tensors) -> Iterator[Update]:
         for entry in counted:
             try:
-                update = self._decoded(self.blobs.get(entry.sha256.hex(), again=False), entry.device)
+                update = self._let_in(self.blobs.get(entry.sha256.hex(), again=False), entry.device)
                 self._require_fits(shared, update)
-            except BlobLost as error:
+            except (BlobLost, ConfigError) as error:
                 raise _UnfitError(LeftOut(entry, str(error), liar=False)) from error
             except Exception as error:
                 if passing(error):

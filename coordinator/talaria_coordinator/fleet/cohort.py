@@ -34,14 +34,15 @@ def roster(named: Sequence[str], count: int, devices: Sequence[Device]) -> tuple
     return tuple(sorted(d.device for d in first)) if len(first) == count else ()
 
 
-def refilled(members: Sequence[str], devices: Sequence[Device]) -> tuple[str, ...]:
-    """The roster after those who are shut out gave their places up to the next who came, as far as there are any."""
+def refilled(members: Sequence[str], devices: Sequence[Device], free: int = 0) -> tuple[str, ...]:
+    """The roster after those who are shut out gave their places up to the next who came, as far as there are any, and
+    others took ``free`` ones."""
     out = sorted({d.device for d in devices if d.quarantine is not None} & set(members))
-    free = (d for d in devices if d.quarantine is None and d.retired is None)
-    spare = sorted(free, key=lambda d: (d.joined, d.device))
+    here = (d for d in devices if d.quarantine is None and d.retired is None)
+    spare = sorted(here, key=lambda d: (d.joined, d.device))
     after = [d.device for d in spare if d.device not in members]
     left = set(out[: len(after)])
-    return tuple(sorted([m for m in members if m not in left] + after[: len(left)]))
+    return tuple(sorted([m for m in members if m not in left] + after[: len(left) + free]))
 
 
 def resting(
@@ -76,7 +77,7 @@ def why_not(named: Sequence[str], members: Sequence[str], device: str, retired: 
         return "this fleet names its members, and this device is not among them; add it to [fleet] members"
     return (
         f"all {len(members)} places of this fleet were taken by those who came first; its operator frees one by "
-        "quarantine of a device that does not belong there"
+        "quarantine of a device that does not belong there, or adds one: more [fleet] devices"
     )
 
 
@@ -113,7 +114,11 @@ def wanted(draw: Draw, round: int, members: Sequence[str], online: Collection[st
     if draw.buffering is not None:
         return Asked(round, cohort, 1, here, draw.buffering.buffer, draw.buffering.max_staleness)
     target = min(len(cohort), rounds.needed(draw.run, len(members))) if draw.over else len(cohort)
+    return Asked(round, cohort, quorum(draw, len(cohort), target), here, target)
+
+
+def quorum(draw: Draw, asked: int, target: int) -> int:
+    """How many updates a round that asks so many devices needs to close, where it closes at once with ``target``."""
     # Fewer than the rule can fold would be no quorum: the round could only fail.
-    private = 1 if draw.privacy is None else draw.privacy.needed(len(cohort))
-    quorum = max(min(target, max(1, math.ceil(draw.quorum * target), draw.least)), private)
-    return Asked(round, cohort, quorum, here, target)
+    private = 1 if draw.privacy is None else draw.privacy.needed(asked)
+    return max(min(target, max(1, math.ceil(draw.quorum * target), draw.least)), private)

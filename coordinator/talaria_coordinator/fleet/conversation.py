@@ -6,12 +6,11 @@ import asyncio
 from functools import partial
 
 from talaria import time
-from talaria.errors import StateError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria_coordinator.fleet.hands import Hands, insist
-from talaria_coordinator.fleet.secure import Secure
+from talaria_coordinator.fleet.secure import Secure, secured
 
 
 class Conversation:
@@ -26,12 +25,12 @@ class Conversation:
         """After a start: go on with a round that was open."""
         attempt = state.attempts.get(-1 if state.current is None else state.current)
         if attempt is not None and attempt.phase == "open" and attempt.secure:
-            self._hands.feed(self._secured().resume(attempt.number, tuple(attempt.cohort)))
+            self._hands.feed(secured(self._secure).resume(attempt.number, tuple(attempt.cohort)))
 
     async def listen(self, said: a.WordSaid) -> None:
         """A device's word: check it and keep it, and only then let it be heard. Those that come while others are
         written are written together: one transaction, and one wait for the disk."""
-        secure = self._secured()
+        secure = secured(self._secure)
         self._heard.append(said)
         async with self._line:
             heard, self._heard = self._heard, []
@@ -45,7 +44,7 @@ class Conversation:
 
     async def go_on(self, over: a.StepOver) -> None:
         """A step is over."""
-        secure = self._secured()
+        secure = secured(self._secure)
         answer, liars = await insist(lambda: secure.step_over(over), self._complaint(over.attempt))
         if isinstance(answer, e.NextStep):
             self._hands.tell("step", attempt=over.attempt, step=over.step + 1, devices=len(answer.members))
@@ -55,14 +54,6 @@ class Conversation:
 
     def _complaint(self, attempt: int) -> partial[None]:
         return partial(_complain, self._hands, attempt)
-
-    def _secured(self) -> Secure:
-        if self._secure is None:
-            raise StateError(
-                "a secure round is open, and this fleet's rounds are not secure any more: set [privacy] secure = true "
-                "once more until it is over, or abort it"
-            )
-        return self._secure
 
 
 def _complain(hands: Hands, attempt: int, error: str) -> None:

@@ -116,9 +116,10 @@ class Here:
         self._uploads.drop((device, xfer))
 
     async def taken(self, upload: a.Complete) -> Answer:
+        secure = self._secure if upload.secure else None
         with self._uploads.take((upload.device, upload.xfer), upload.cut) as part:
             return await insist(
-                lambda: receive(self._fleet, upload, part, self._learning, self._store, self._secure),
+                lambda: receive(self._fleet, upload, part, self._learning, self._store, secure),
                 lambda error: _complain(self._hands, upload, error),
             )
 

@@ -27,7 +27,7 @@ from talaria_coordinator.fleet.aggregation import Learning, LeftOut, Made, Nothi
 from talaria_coordinator.fleet.hands import AGAIN_S, Hands
 from talaria_coordinator.fleet.life import gates
 from talaria_coordinator.fleet.notices import Folded, FoldFailed
-from talaria_coordinator.fleet.secure import Secure
+from talaria_coordinator.fleet.secure import Secure, secured
 from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
 from talaria_coordinator.storage.records import Fleet, Spent
 from talaria_coordinator.storage.runs import require_same_run
@@ -83,7 +83,10 @@ class Conductor:
             return 0
         require_same_run(known, self.config.run.to_json())
         self._learning.require(known)
-        self._machine()
+        state = self._machine()
+        current = None if state.current is None else state.attempts.get(state.current)
+        if current is not None and current.secure and current.phase in ("open", "closed"):
+            secured(self._secure)
         return known.epoch
 
     def begin(self, above: int = 0) -> CoordinatorState:
@@ -140,6 +143,23 @@ class Conductor:
             machine = state.attempts.get(row.attempt)
             if machine is None or machine.phase in ("failed", "carried"):
                 self.store.attempts.fail(self.config.name, row.attempt, UNANNOUNCED)
+
+    def amended(self, state: CoordinatorState) -> e.Amend:
+        """What of a round that is open has changed since it was opened: in fleet.toml, or by an order."""
+        now, roster = time.monotonic(), self.fleet.roster
+        named = tuple(sorted(set(self.config.members) - self._retired))
+        if roster and named and named != roster:
+            self._fix(named)
+            roster = named
+        asked = {name for attempt in state.attempts.values() for name in attempt.cohort}
+        gone = frozenset(asked - set(roster) if roster else ())
+        current = None if state.current is None else state.attempts.get(state.current)
+        quorum = target = None
+        if current is not None and not (current.secure or current.stale):
+            stay = sum(name not in gone or part.phase == "stored" for name, part in current.cohort.items())
+            target = min(current.target, stay)
+            quorum = cohort.quorum(self._draw, stay, target)
+        return e.Amend(now, quorum, target, self._seconds(), gone, "this device is no member of the fleet any more")
 
     def caught_up(self) -> None:
         """The fleet's record has moved on to a later global model, and the next round may begin from that."""
@@ -233,11 +253,19 @@ class Conductor:
             new = self._here - set(roster) - self._shut_out - self._retired
             if new:
                 self._fix(tuple(sorted({*roster, *new})))
-        elif roster and not self.config.members and set(roster) & self._shut_out:
-            found = cohort.refilled(roster, self.store.devices.of(self.config.name))
-            if found != roster:
-                self._fix(found)
+        elif roster and not self.config.members:
+            new = self._here - set(roster) - self._shut_out - self._retired
+            if set(roster) & self._shut_out or (self._free and new):
+                found = cohort.refilled(roster, self.store.devices.of(self.config.name), self._free)
+                if found != roster:
+                    self._fix(found)
         return self.fleet.roster
+
+    @property
+    def _free(self) -> int:
+        """Places that fleet.toml has by now beside those of the roster, which was fixed with fewer ``devices``."""
+        config, taken = self.config, len(self.fleet.roster) + len(self._retired)
+        return 0 if config.members or config.grows else max(0, config.devices - taken)
 
     def _awake(self, roster: tuple[str, ...], now: float) -> tuple[str, ...]:
         """The roster without those who are away for longer than a season; looked up again after a while."""
@@ -289,7 +317,7 @@ class Conductor:
     def not_asked(self, device: str) -> None:
         """Tell a device, and the operator, that no round will ask it, and why."""
         reason = cohort.why_not(self.config.members, self.fleet.roster, device, device in self._retired)
-        if self.config.grows and device not in self._retired:
+        if (self.config.grows or self._free) and device not in self._retired:
             return  # the next round asks it
         if self.fleet.roster and reason:
             self._hands.tell("not-asked", device=device, reason=reason)
@@ -354,10 +382,10 @@ class Conductor:
     def _commit(self, action: a.RoundClosed, folded: Made | None) -> Made:
         if folded is not None:
             made = folded
-        elif self._secure is None:
-            made = self._learning.fold(self.fleet, action.counted)
+        elif action.secure:
+            made = self._learning.fold_sum(self.fleet, action.counted, secured(self._secure), action.attempt)
         else:
-            made = self._learning.fold_sum(self.fleet, action.counted, self._secure, action.attempt)
+            made = self._learning.fold(self.fleet, action.counted)
         self._record(action.attempt, made)
         return made
 

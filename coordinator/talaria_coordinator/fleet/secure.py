@@ -246,6 +246,17 @@ class Secure:
             raise WireError(f"secure: {word.device!r} speaks for {getattr(message, 'device', '')!r}")
 
 
+def secured(secure: Secure | None) -> Secure:
+    """Who adds up a secure round. Raises :class:`~talaria.errors.StateError` where the fleet's rounds are not secure
+    any more: nobody else can read what came in for it."""
+    if secure is None:
+        raise StateError(
+            "a secure round is open, or not committed yet, and this fleet's rounds are not secure any more: set "
+            "[privacy] secure = true once more until it is over, or was called off by `talaria coordinator abort`"
+        )
+    return secure
+
+
 class GoneError(StateError):
     """Nothing is known of this attempt at a secure round: another one has begun since."""
 

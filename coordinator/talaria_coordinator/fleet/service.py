@@ -224,6 +224,7 @@ class Service:
             return
         self._publish_model(multicast=False)
         self._settle_members()
+        self._feed(self._conductor.amended(self._state))
         self._talk.resume(self._state)
         self._conductor.settle(self._state)
 
@@ -422,6 +423,8 @@ class Service:
                 carry_out(order, self._conductor.fleet, self.config, self.store, self.blobs)
                 self._conductor.refresh()
                 self._tell(order.verb, device=order.device, reason=order.reason, by=order.rounds)
+                if order.verb == "retire":
+                    self._feed(self._conductor.amended(self._state))
                 # All that is known of a run is read again, as after a crash: nothing that was learned or sent is lost.
                 self.again = self._stopped = order.verb == "extend"
                 order.done(self._conductor.fleet.status)

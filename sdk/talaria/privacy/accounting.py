@@ -85,6 +85,15 @@ class Ledger:
         known = {**self.rounds, **{name: max(n, self.rounds.get(name, 0)) for name, n in rounds.items()}}
         return Ledger(self.noise, self.delta, dict(sorted(known.items())), max(self.version, version))
 
+    def at(self, noise: float, delta: float) -> Ledger:
+        """The same cost in rounds with another noise. Rounds of Gaussian noise add up as ``1 / noise^2``: each device
+        counts as many as cost no less. What was counted without noise is not covered, and not counted."""
+        if (noise, delta) == (self.noise, self.delta):
+            return self
+        share = (noise / self.noise) ** 2 if self.noise else 0.0
+        rounds = {name: math.ceil(often * share * (1 - 1e-12)) for name, often in self.rounds.items()}
+        return Ledger(noise, delta, {name: often for name, often in rounds.items() if often}, self.version)
+
     def within(self, state: Tensors) -> Tensors:
         """A server's state with this ledger in the place of its own."""
         mine = self.as_tensors()[KEY]

@@ -164,7 +164,7 @@ class PrivateMean:
             return tensors.copied(shared), tensors.copied(state)
         layout = next((u.mask.layout for u in held.values() if u.mask is not None), None)
         coordinates = Coordinates.of(shared, layout)
-        terms = self._terms(coordinates, held.values(), clip_in(state))
+        terms = self._terms(coordinates, held.values(), clip_in(state) if self.privacy.quantile else None)
         kept = [one.mask for one in held.values()]
         paid = self._paid(state, held)
         paid.require(self.privacy.epsilon)

@@ -99,6 +99,8 @@ class Complete:
     xfer: str
     base_version: int
     cut: Cut = field(repr=False)
+    secure: bool = False
+    """Whether its round is a secure one: such a round ends as it began, whatever the operator asks of the next."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class RoundClosed:
     attempt: int
     counted: tuple[Counted, ...]
     missing: tuple[str, ...]
+    secure: bool = False
 
 
 @dataclass(frozen=True)

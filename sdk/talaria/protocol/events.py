@@ -206,6 +206,20 @@ class AbortRound:
 
 
 @dataclass(frozen=True)
+class Amend:
+    """What the operator has changed holds for the open round too: it needs ``quorum`` updates and closes at once with
+    ``target`` (None: as it did), and waits for ``seconds`` from now at most (None: as long as it would have). Who is
+    ``gone`` from the fleet is waited for no more, for this ``reason``; an update of it that is here already counts."""
+
+    now: float
+    quorum: int | None = None
+    target: int | None = None
+    seconds: float | None = None
+    gone: frozenset[str] = frozenset()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Dismiss:
     """No further round follows: whatever is still under way is late, for this reason."""
 

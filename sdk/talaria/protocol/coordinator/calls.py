@@ -1,9 +1,10 @@
-"""Whom a round asks for work, and when it asks again."""
+"""Whom a round asks for work, when it asks again, and for whom it waits no more."""
 
 from __future__ import annotations
 
 from talaria.protocol import actions as a
-from talaria.protocol.coordinator import async_rounds
+from talaria.protocol import events as e
+from talaria.protocol.coordinator import async_rounds, uploads
 from talaria.protocol.coordinator.state import LIVE, Attempt, Participant
 from talaria.protocol.coordinator.step_context import Turn
 from talaria.wire import messages as m
@@ -57,3 +58,23 @@ def unconfirmed(t: Turn, device: str, member: Participant) -> bool:
     """Whether its update is on the way in, and its device, which came back since, has not said that it still has
     it: by a new offer, which each link begins with."""
     return member.phase in ("waiting", "receiving") and member.boot < t.peer(device).boot
+
+
+def amend(t: Turn, event: e.Amend) -> None:
+    """What the operator has changed since the open round was opened holds for it too."""
+    attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
+    if attempt is not None and attempt.phase == "open":
+        if event.target is not None:
+            attempt.target = max(1, min(event.target, attempt.target))
+        if event.quorum is not None:
+            attempt.quorum = min(event.quorum, attempt.target)
+        if event.seconds is not None:
+            end = t.now + event.seconds
+            attempt.deadline = end if attempt.deadline is None else min(end, attempt.deadline)
+    for one in t.state.attempts.values():
+        for device in sorted(event.gone & one.cohort.keys()):
+            if one.cohort[device].phase in LIVE:
+                uploads.drop(t, one, device, "declined", event.reason)
+                t.say(device, m.Abort(attempt=one.number, reason=event.reason))
+    t.act(a.Save())
+    uploads.admit(t)

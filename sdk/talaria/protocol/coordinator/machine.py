@@ -107,6 +107,9 @@ class CoordinatorMachine:
                 self._committed(t, event.attempt)
             case e.AbortRound():
                 self._call_off(t, event)
+            case e.Amend():
+                calls.amend(t, event)
+                self._settle(t)
             case e.Dismiss():
                 async_rounds.dismiss_all(t, event.reason)
             case e.Release():
@@ -150,7 +153,7 @@ class CoordinatorMachine:
                 elif member.phase == "storing":
                     member.phase = "receiving"
             if attempt.phase == "closed":
-                t.act(a.RoundClosed(attempt.number, attempt.roll(), attempt.missing()))
+                t.act(a.RoundClosed(attempt.number, attempt.roll(), attempt.missing(), bool(attempt.secure)))
         uploads.recover(t, event.chunks)
         t.act(a.Save())
         self._settle(t)
@@ -267,7 +270,7 @@ class CoordinatorMachine:
         attempt.phase = phase
         t.act(a.Save())
         if phase == "closed":
-            t.act(a.RoundClosed(number, attempt.roll(), attempt.missing()))
+            t.act(a.RoundClosed(number, attempt.roll(), attempt.missing(), bool(attempt.secure)))
         else:
             t.act(a.RoundFailed(number, len(attempt.counted), reason + attempt.declines()))
         async_rounds.end(t, attempt, reason)

@@ -63,8 +63,7 @@ def offer(t: Turn, device: str, offer: m.Offer) -> None:
 
 def _welcome(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
     cut = cut_of(offer)
-    if cut.size > t.rules.max_update:
-        reason = f"{cut.size} bytes; at most {t.rules.max_update}"
+    if reason := _too_large(t, cut):
         member.phase, member.sha256, member.reason = "rejected", cut.sha256, reason
         _answer(t, device, attempt.number, cut.sha256, "rejected", reason)
         raise WireError(f"offer for attempt {attempt.number} is too large: {reason}")
@@ -89,6 +88,11 @@ def _welcome(t: Turn, attempt: Attempt, device: str, member: Participant, offer:
     t.state.offers[attempt.number, device] = cut
     t.act(a.Save(soon=True))
     admit(t)
+
+
+def _too_large(t: Turn, cut: Cut) -> str:
+    most = t.rules.max_update
+    return f"{cut.size} bytes; at most {most} ([rounds] max_update)" if cut.size > most else ""
 
 
 def _recut(t: Turn, attempt: Attempt, device: str, member: Participant, offer: m.Offer) -> None:
@@ -220,11 +224,18 @@ def _completed(t: Turn, upload: Upload, key: tuple[str, str]) -> None:
     if upload.receiver.whole:
         member = t.state.attempts[upload.attempt].cohort[upload.device]
         member.phase = "storing"
-        t.act(a.Complete(upload.attempt, upload.device, key[1], member.base_version, upload.receiver.cut))
+        secure = bool(t.state.attempts[upload.attempt].secure)
+        t.act(a.Complete(upload.attempt, upload.device, key[1], member.base_version, upload.receiver.cut, secure))
 
 
 def recover(t: Turn, chunks: Mapping[tuple[str, str], frozenset[int]]) -> None:
-    """After a start: the chunks found on disk are those that are there; what ingest workers find, they tell."""
+    """After a start: the chunks found on disk are those that are there; what ingest workers find, they tell. What is
+    larger than may be by now is no offence: its device was told another bound."""
+    coming = {(upload.attempt, device): upload.receiver.cut for (device, _), upload in t.state.uploads.items()}
+    for (number, device), cut in (coming | t.state.offers).items():
+        if reason := _too_large(t, cut):
+            drop(t, t.state.attempts[number], device, "rejected", reason)
+            _answer(t, device, number, cut.sha256, "rejected", reason)
     for key, upload in list(t.state.uploads.items()):
         _found(t, upload, key, chunks.get(key, frozenset()))
         if t.relayed:

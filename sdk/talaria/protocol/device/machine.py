@@ -161,11 +161,6 @@ class DeviceMachine:
         anew = job is not None and job.cut is not None and job.cut.sha256 == event.cut.sha256
         if job is None or not known or (job.phase not in ("training", "fetching") and not anew):
             return  # the round is over, or this update is on its way already
-        if event.cut.size > state.max_update:
-            job.phase, job.reason = "refused", f"update of {event.cut.size} bytes; at most {state.max_update}"
-            out.append(a.Save())
-            self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
-            return
         job.phase = job.phase if anew else "offering"
         job.cut, job.base_version = event.cut, event.base_version
         out.append(a.Save())
@@ -400,6 +395,12 @@ class DeviceMachine:
         if job is None or job.cut is None:
             return
         job.said, cut = now, job.cut
+        if cut.size > state.max_update:  # also where its operator has changed that since it was offered first
+            bound = f"at most {state.max_update} ([rounds] max_update of its fleet)"
+            job.phase, job.reason = "refused", f"update of {cut.size} bytes; {bound}"
+            out.append(a.Save())
+            self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
+            return
         if cut.chunk > state.chunk:
             out.append(a.CutAnew(job.attempt, job.base_version))
             return
