@@ -89,7 +89,7 @@ class ExactLearning(Learning):
     def _model(self, data: bytes) -> Tensors:
         return opened(data)
 
-    def _decoded(self, data: bytes, device: str) -> Update:
+    def _opened(self, data: bytes, device: str, most: int | None, size: int) -> Update:
         return checked(data, device)
 
     def _require(self, shared: Tensors, update: Update) -> None:
