@@ -55,8 +55,8 @@ def read(folder: Path | None = None) -> Images:
 def load(
     *,
     partition: Path | str | None = None,
-    columns: int = 300,
-    validation: int = 50,
+    columns: int | None = None,
+    validation: int | None = None,
     clients: int = 20,
     alpha: float = 0.1,
     tests: int = 200,
@@ -66,24 +66,31 @@ def load(
     """Clients with ``columns`` training images each, float32 (1, 28, 28), pixels as (x/255 - 0.5)/0.5.
 
     ``partition``: a ``.npz`` with ``train_idx`` int (clients, width) into the 60,000 training images and
-    ``test_idx`` int (clients, k) into the 10,000 test images, no image twice. The first ``columns`` columns train. The
-    ``validation`` images come from the columns behind them, so that they cost the training nothing; where the file
-    has too few, they come off the end of the training columns (``meta["train"]`` says how many are left).
+    ``test_idx`` int (clients, k) into the 10,000 test images, no image twice. The first ``columns`` columns train (300,
+    or all of a narrower file). The ``validation`` images (50, or a sixth of a file's columns) come from the columns
+    behind them, so that they cost the training nothing; where the file has too few, they come off the end of the
+    training columns (``meta["train"]`` says how many are left).
 
     Without a file, one is drawn from ``seed``: for each of ``clients`` a label mix from Dirichlet(alpha), images
     without replacement, ``tests`` test images by the same mix.
     """
     for name, value, low in (("columns", columns, 1), ("validation", validation, 0), ("tests", tests, 1)):
-        if value < low:
+        if value is not None and value < low:
             raise ConfigError(f"fashion-mnist: {name}={value} must be at least {low}")
-    given = None if partition is None else _from_file(Path(partition))
     images = read(None if folder is None else Path(folder))
-    train_idx, test_idx = given or _draw(images, columns + validation, tests, clients=clients, alpha=alpha, seed=seed)
+    given = None if partition is None else _from_file(Path(partition))
+    if columns is None:
+        columns = 300 if given is None else min(300, given[0].shape[1])
+    if validation is None:
+        validation = 50 if given is None else min(50, given[0].shape[1] // 6)
+    if given is None:
+        given = _draw(images, columns + validation, tests, clients=clients, alpha=alpha, seed=seed)
+    train_idx, test_idx = given
     width = train_idx.shape[1]
     if columns > width or validation >= width:
         raise ConfigError(
             f"fashion-mnist: columns={columns} and validation={validation} do not fit the {width} columns of "
-            f"{partition}; lower them"
+            f"{partition}; lower them, or leave them out"
         )
     stop = min(columns, width - validation)
     digits = len(str(len(train_idx) - 1))

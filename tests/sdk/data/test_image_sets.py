@@ -56,8 +56,10 @@ def test_given_partition_is_used_to_the_letter(folder: Path, tmp_path: Path) -> 
         assert float(client.train.x.min()) == -1.0
     whole = load("fashion-mnist", folder=folder, partition=path, columns=60, validation=10)
     assert whole.meta["train"] == len(whole.clients["client-0"].train) == 50
-    with pytest.raises(ConfigError, match="columns=300 and validation=50 do not fit the 60 columns"):
-        load("fashion-mnist", folder=folder, partition=path)
+    narrow = load("fashion-mnist", folder=folder, partition=path)
+    assert [len(narrow.clients["client-0"].train), len(narrow.clients["client-0"].val)] == [50, 10]
+    with pytest.raises(ConfigError, match="columns=300 and validation=10 do not fit the 60 columns .* or leave them out"):
+        load("fashion-mnist", folder=folder, partition=path, columns=300)
 
 
 def test_pixels_are_scaled_to_minus_one_and_one(folder: Path) -> None:
