@@ -232,10 +232,8 @@ def simulate(
         asked = write_down(asked, write_fleet, quiet=as_json)
         if no_training:
             return
-    if save is not None:
-        asked.begin(save)
     with shown_progress(f"{algorithm} on {asked.data.name}", rounds, quiet=as_json) as progress:
-        result = asked.learn(progress, save, workers, ray)
+        result = asked.learn_anew(progress, save, workers, ray)
     beside = {}
     for name in BASELINES if baselines else ():
         if name != algorithm:

@@ -58,6 +58,12 @@ def begin(folder: Path, experiment: Mapping[str, Any]) -> None:
         raise StateError(f"{folder}: cannot be written ({error.strerror}); name a folder of yours") from error
 
 
+def give_up(folder: Path) -> None:
+    """Take back what :func:`begin` wrote, where no round has been kept since."""
+    if not (folder / STATE).exists():
+        (folder / EXPERIMENT).unlink(missing_ok=True)
+
+
 def experiment(folder: Path) -> dict[str, Any]:
     """What :func:`begin` wrote. Raises :class:`StateError` where there is no such run, or one of another format."""
     found = _json(folder / EXPERIMENT)

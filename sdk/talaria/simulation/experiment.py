@@ -84,9 +84,23 @@ class Experiment:
         asked["plans"] = {client: plan.to_json() for client, plan in plans.items()}
         return replace(self, data=data, plans=plans, asked=asked)
 
-    def begin(self, folder: Path) -> None:
-        """Make the new ``folder`` in which :meth:`learn` keeps each whole round."""
-        checkpoint.begin(folder, self.asked)
+    def learn_anew(
+        self,
+        progress: Callable[[RoundFacts], None] | None = None,
+        save: Path | None = None,
+        workers: int = 0,
+        ray: str | None = None,
+    ) -> Result:
+        """:meth:`learn` from the first round, where ``save`` names a new folder for it. One that fails before a round
+        is kept gives the folder's name free again: what is mended then is another run."""
+        if save is None:
+            return self.learn(progress, save, workers, ray)
+        checkpoint.begin(save, self.asked)
+        try:
+            return self.learn(progress, save, workers, ray)
+        except Exception:
+            checkpoint.give_up(save)
+            raise
 
     def learn(
         self,
@@ -267,10 +281,7 @@ def simulate(
         device=device,
         privacy=privacy,
     )
-    folder = None if save is None else Path(save)
-    if folder is not None:
-        asked.begin(folder)
-    return asked.learn(progress, folder, workers, ray)
+    return asked.learn_anew(progress, None if save is None else Path(save), workers, ray)
 
 
 def prepare(

@@ -58,7 +58,9 @@ def test_given_partition_is_used_to_the_letter(folder: Path, tmp_path: Path) -> 
     assert whole.meta["train"] == len(whole.clients["client-0"].train) == 50
     narrow = load("fashion-mnist", folder=folder, partition=path)
     assert [len(narrow.clients["client-0"].train), len(narrow.clients["client-0"].val)] == [50, 10]
-    with pytest.raises(ConfigError, match="columns=300 and validation=10 do not fit the 60 columns .* or leave them out"):
+    with pytest.raises(
+        ConfigError, match="columns=300 and validation=10 do not fit the 60 columns .* or leave them out"
+    ):
         load("fashion-mnist", folder=folder, partition=path, columns=300)
 
 

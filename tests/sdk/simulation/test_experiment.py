@@ -178,6 +178,23 @@ def test_a_result_is_kept_and_opened_again(data: talaria.Federated, tmp_path: Pa
         result.save(tmp_path / "runs" / "a")
 
 
+class Fixed(Sequential):
+    """A network without a channel that may go: its one hidden layer runs twice."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(Linear(shape[0], shape[0]), Linear(shape[0], classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](self[0](x)))
+
+
+def test_a_run_that_is_refused_when_it_learns_does_not_keep_its_folder(data: talaria.Federated, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has none that may go"):
+        talaria.simulate("hermes", data, Fixed, rounds=1, save=tmp_path)
+    talaria.simulate("fedper", data, Fixed, rounds=1, save=tmp_path)
+    assert json.loads((tmp_path / checkpoint.RESULT).read_text())["algorithm"] == "fedper"
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
