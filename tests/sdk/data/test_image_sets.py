@@ -59,7 +59,7 @@ def test_given_partition_is_used_to_the_letter(folder: Path, tmp_path: Path) -> 
     narrow = load("fashion-mnist", folder=folder, partition=path)
     assert [len(narrow.clients["client-0"].train), len(narrow.clients["client-0"].val)] == [50, 10]
     with pytest.raises(
-        ConfigError, match="columns=300 and validation=10 do not fit the 60 columns .* or leave them out"
+        ConfigError, match=r"columns=300 and validation=10 do not fit the 60 columns .* or leave them out"
     ):
         load("fashion-mnist", folder=folder, partition=path, columns=300)
 
