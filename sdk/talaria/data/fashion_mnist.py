@@ -77,8 +77,8 @@ def load(
     for name, value, low in (("columns", columns, 1), ("validation", validation, 0), ("tests", tests, 1)):
         if value is not None and value < low:
             raise ConfigError(f"fashion-mnist: {name}={value} must be at least {low}")
-    images = read(None if folder is None else Path(folder))
     given = None if partition is None else _from_file(Path(partition))
+    images = read(None if folder is None else Path(folder))
     if columns is None:
         columns = 300 if given is None else min(300, given[0].shape[1])
     if validation is None:
