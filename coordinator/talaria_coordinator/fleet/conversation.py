@@ -23,7 +23,7 @@ class Conversation:
 
     def resume(self, state: CoordinatorState) -> None:
         """After a start: go on with a round that was open."""
-        attempt = state.attempts.get(-1 if state.current is None else state.current)
+        attempt = state.attempt
         if attempt is not None and attempt.phase == "open" and attempt.secure:
             self._hands.feed(secured(self._secure).resume(attempt.number, tuple(attempt.cohort)))
 

@@ -76,7 +76,7 @@ def decide(order: Order, fleet: Fleet, state: CoordinatorState) -> tuple[Status 
     if fleet.status not in _FROM[order.verb]:
         raise ConfigError(f"fleet {fleet.name!r} is {fleet.status}, it cannot {order.verb}: {_INSTEAD[fleet.status]}")
     status = _TO[order.verb]
-    open_ = None if state.current is None else state.attempts.get(state.current)
+    open_ = state.attempt
     event = None
     if order.verb == "abort" and open_ is not None and open_.phase in ("open", "closed"):
         event = e.AbortRound(time.monotonic(), open_.number, order.reason or "called off by the operator")

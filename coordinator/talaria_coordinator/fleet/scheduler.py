@@ -84,7 +84,7 @@ class Conductor:
         require_same_run(known, self.config.run.to_json())
         self._learning.require(known)
         state = self._machine()
-        current = None if state.current is None else state.attempts.get(state.current)
+        current = state.attempt
         if current is not None and current.secure and current.phase in ("open", "closed"):
             secured(self._secure)
         return known.epoch
@@ -153,7 +153,7 @@ class Conductor:
             roster = named
         asked = {name for attempt in state.attempts.values() for name in attempt.cohort}
         gone = frozenset(asked - set(roster) if roster else ())
-        current = None if state.current is None else state.attempts.get(state.current)
+        current = state.attempt
         quorum = target = None
         if current is not None and not (current.secure or current.stale):
             stay = sum(name not in gone or part.phase == "stored" for name, part in current.cohort.items())
@@ -174,7 +174,7 @@ class Conductor:
 
     def advance(self, state: CoordinatorState) -> None:
         """Open the next round where nothing stands in the way."""
-        current = None if state.current is None else state.attempts.get(state.current)
+        current = state.attempt
         busy = current is not None and current.phase in ("open", "closed")
         if current is not None and current.phase == "open" and self.fleet.life.canary:
             self._relieve(state, current)
@@ -249,17 +249,19 @@ class Conductor:
     def _refilled(self) -> tuple[str, ...]:
         """The roster, if there is one, without those who were shut out since and whose place another waits for."""
         roster = self.fleet.roster
+        found = roster
         if roster and self.config.grows:
-            new = self._here - set(roster) - self._shut_out - self._retired
-            if new:
-                self._fix(tuple(sorted({*roster, *new})))
-        elif roster and not self.config.members:
-            new = self._here - set(roster) - self._shut_out - self._retired
-            if set(roster) & self._shut_out or (self._free and new):
-                found = cohort.refilled(roster, self.store.devices.of(self.config.name), self._free)
-                if found != roster:
-                    self._fix(found)
+            found = tuple(sorted({*roster, *self._new}))
+        elif not self.config.members and (set(roster) & self._shut_out or (roster and self._free and self._new)):
+            found = cohort.refilled(roster, self.store.devices.of(self.config.name), self._free)
+        if found != roster:
+            self._fix(found)
         return self.fleet.roster
+
+    @property
+    def _new(self) -> set[str]:
+        """Who is here without a place in the roster, and may have one."""
+        return self._here - set(self.fleet.roster) - self._shut_out - self._retired
 
     @property
     def _free(self) -> int:

@@ -67,7 +67,7 @@ class SiteConductor(Conductor):
             elif state.model is not None and state.model.version == self.fleet.round:  # what devices are told of is it
                 super().advance(state)
             return
-        current = None if state.current is None else state.attempts.get(state.current)
+        current = state.attempt
         if wanted.round <= here[0]:
             self._above.answer(
                 wanted.round, wanted.digest,

@@ -75,7 +75,7 @@ def holding(machine: bytes | None) -> list[dict[str, Any]]:
         state = CoordinatorState.load(machine)
     except StateError:
         return []
-    attempt = None if state.current is None else state.attempts.get(state.current)
+    attempt = state.attempt
     if attempt is None or attempt.phase != "open":
         return []
     late = [name for name in sorted(attempt.cohort) if attempt.cohort[name].phase in LIVE][:NAMED]

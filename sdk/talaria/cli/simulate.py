@@ -232,8 +232,9 @@ def simulate(
         asked = write_down(asked, write_fleet, quiet=as_json)
         if no_training:
             return
-    with shown_progress(f"{algorithm} on {asked.data.name}", rounds, quiet=as_json) as progress:
-        result = asked.learn_anew(progress, save, workers, ray)
+    shown = shown_progress(f"{algorithm} on {asked.data.name}", rounds, quiet=as_json)
+    with asked.begun(save), shown as progress:
+        result = asked.learn(progress, save, workers, ray)
     beside = {}
     for name in BASELINES if baselines else ():
         if name != algorithm:

@@ -149,8 +149,8 @@ def _added(mask: Tensor, like: Tensor) -> Tensor:
 
 
 class MasksAsWide(TorchFunctionMode):
-    """Inside this context attention reads its masks in the dtype of its queries. A network that makes a mask makes it
-    in float32, and beside queries in float64 some of torch's kernels read that as other numbers (torch 2.15 on
+    """Inside this context attention reads masks, as all else, in the dtype of its queries. A network that makes a mask
+    makes it in float32, and beside queries in float64 some of torch's kernels read that as other numbers (torch 2.15 on
     processors without AVX-512), and say nothing."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -158,11 +158,8 @@ class MasksAsWide(TorchFunctionMode):
         if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
             like = args[0] if args else kwargs["query"]
             args = tuple(_wide(one, like) for one in args)
-            kwargs = {name: _wide(one, like) if name in _MASKS else one for name, one in kwargs.items()}
+            kwargs = {name: _wide(one, like) for name, one in kwargs.items()}
         return func(*args, **kwargs)
-
-
-_MASKS = ("attn_mask", "key_padding_mask")
 
 
 def _wide(given: Any, like: Tensor) -> Any:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,10 +59,18 @@ def begin(folder: Path, experiment: Mapping[str, Any]) -> None:
         raise StateError(f"{folder}: cannot be written ({error.strerror}); name a folder of yours") from error
 
 
-def give_up(folder: Path) -> None:
-    """Take back what :func:`begin` wrote, where no round has been kept since."""
-    if not (folder / STATE).exists():
-        (folder / EXPERIMENT).unlink(missing_ok=True)
+@contextmanager
+def begun(folder: Path | None, experiment: Mapping[str, Any]) -> Iterator[None]:
+    """A new run, kept in ``folder`` if there is one (:func:`begin`). One that fails before a round is kept gives the
+    folder's name free again: what is mended then is another run."""
+    if folder is not None:
+        begin(folder, experiment)
+    try:
+        yield
+    except Exception:
+        if folder is not None and not (folder / STATE).exists():
+            (folder / EXPERIMENT).unlink(missing_ok=True)
+        raise
 
 
 def experiment(folder: Path) -> dict[str, Any]:

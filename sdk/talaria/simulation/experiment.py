@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -84,23 +84,10 @@ class Experiment:
         asked["plans"] = {client: plan.to_json() for client, plan in plans.items()}
         return replace(self, data=data, plans=plans, asked=asked)
 
-    def learn_anew(
-        self,
-        progress: Callable[[RoundFacts], None] | None = None,
-        save: Path | None = None,
-        workers: int = 0,
-        ray: str | None = None,
-    ) -> Result:
-        """:meth:`learn` from the first round, where ``save`` names a new folder for it. One that fails before a round
-        is kept gives the folder's name free again: what is mended then is another run."""
-        if save is None:
-            return self.learn(progress, save, workers, ray)
-        checkpoint.begin(save, self.asked)
-        try:
-            return self.learn(progress, save, workers, ray)
-        except Exception:
-            checkpoint.give_up(save)
-            raise
+    def begun(self, folder: Path | None) -> AbstractContextManager[None]:
+        """This run from its first round, of which :meth:`learn` keeps each whole one in a new ``folder``, if there is
+        one; see :func:`talaria.simulation.checkpoint.begun`."""
+        return checkpoint.begun(folder, self.asked)
 
     def learn(
         self,
@@ -281,7 +268,9 @@ def simulate(
         device=device,
         privacy=privacy,
     )
-    return asked.learn_anew(progress, None if save is None else Path(save), workers, ray)
+    folder = None if save is None else Path(save)
+    with asked.begun(folder):
+        return asked.learn(progress, folder, workers, ray)
 
 
 def prepare(

@@ -77,14 +77,14 @@ class World:
 
     # -- coordinator --------------------------------------------------------------------------------
 
-    def start_coordinator(self, chunk: int | None = None) -> None:
-        """With ``chunk``: its operator, or the broker, asks for pieces of another size from now on."""
+    def start_coordinator(self, **rules: object) -> None:
+        """With ``rules``: its operator, or the broker, bounds these otherwise from now on."""
         self.epoch += 1
         self.state = CoordinatorState.load(self.disk.state) if self.disk.state else CoordinatorState()
         found = {k: frozenset(v) for k, v in self.disk.files.items()}
         stored = {k: hashlib.sha256(v).digest() for k, v in self.disk.updates.items()}
-        if chunk is not None:
-            self.rules = replace(self.rules, chunk=chunk)
+        if rules:
+            self.rules = replace(self.rules, **rules)
             self.half = replace(self.half, rules=self.rules)
         self.tell(e.Start(self.now, self.epoch, found, stored))
         filters = coordinator_filters(FED, uploads=not self.relayed)
@@ -92,7 +92,7 @@ class World:
         if self.relayed:
             self.start_worker()
         self.tell(e.Connected(self.now))
-        if chunk is not None:
+        if rules:
             self.publish_body(self.state.model.version, multicast=False)
 
     def crash_coordinator(self) -> None:

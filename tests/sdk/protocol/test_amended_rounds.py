@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -17,10 +16,7 @@ QUIET = Faults()
 def restarted(w, **rules):
     """The coordinator was killed, and serves with other bounds since."""
     w.crash_coordinator()
-    w.rules = replace(w.rules, **rules)
-    w.half = replace(w.half, rules=w.rules)
-    w.start_coordinator()
-    w.publish_body(w.state.model.version, multicast=False)
+    w.start_coordinator(**rules)
 
 
 @pytest.mark.parametrize("relayed", [False, True])

@@ -64,10 +64,11 @@ class Weighing:
     @property
     def back(self) -> str:
         """What a slope is multiplied with on its way to the map; the slope of a normalized row has no mean then."""
-        draft, matrix, wide = self.step.draft, self.matrix, self.x.channels
+        draft, matrix = self.step.draft, self.matrix
         if self.x.affine is None:
             return matrix
-        share = draft.constant(np.full((self.step.known(wide), 1), 1 / self.step.known(wide)))
+        wide = self.step.known(self.x.channels)
+        share = draft.constant(np.full((wide, 1), 1 / wide))
         return draft.op("Sub", matrix, draft.op("MatMul", matrix, share))
 
     def _shift(self, *shape: int) -> str | None:

@@ -62,7 +62,7 @@ def unconfirmed(t: Turn, device: str, member: Participant) -> bool:
 
 def amend(t: Turn, event: e.Amend) -> None:
     """What the operator has changed since the open round was opened holds for it too."""
-    attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
+    attempt = t.state.attempt
     if attempt is not None and attempt.phase == "open":
         if event.target is not None:
             attempt.target = max(1, min(event.target, attempt.target))

@@ -153,7 +153,7 @@ class CoordinatorMachine:
                 elif member.phase == "storing":
                     member.phase = "receiving"
             if attempt.phase == "closed":
-                t.act(a.RoundClosed(attempt.number, attempt.roll(), attempt.missing(), bool(attempt.secure)))
+                t.act(_closed(attempt))
         uploads.recover(t, event.chunks)
         t.act(a.Save())
         self._settle(t)
@@ -229,7 +229,7 @@ class CoordinatorMachine:
     # ---- the round's end -------------------------------------------------------------------------------
 
     def _settle(self, t: Turn) -> None:
-        attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
+        attempt = t.state.attempt
         if attempt is None or attempt.phase != "open":
             return
         if attempt.secure:
@@ -270,7 +270,7 @@ class CoordinatorMachine:
         attempt.phase = phase
         t.act(a.Save())
         if phase == "closed":
-            t.act(a.RoundClosed(number, attempt.roll(), attempt.missing(), bool(attempt.secure)))
+            t.act(_closed(attempt))
         else:
             t.act(a.RoundFailed(number, len(attempt.counted), reason + attempt.declines()))
         async_rounds.end(t, attempt, reason)
@@ -467,7 +467,7 @@ class CoordinatorMachine:
             whole = self.kit.size + (0 if t.state.model is None else t.state.model.cut.size)
             for peer in t.state.peers.values():
                 peer.served = max(0, peer.served - whole)
-        attempt = t.state.attempts.get(-1 if t.state.current is None else t.state.current)
+        attempt = t.state.attempt
         if attempt is not None and attempt.phase == "open":
             calls.seek(t, attempt)
             for device in attempt.cohort:
@@ -481,3 +481,7 @@ class CoordinatorMachine:
     def _voice(self) -> Voice:
         # Built once: every event needs it. It is written past the frozen fields, straight into __dict__.
         return Voice(self.fleet, self.rules, self.spec, self.signer)
+
+
+def _closed(attempt: Attempt) -> a.RoundClosed:
+    return a.RoundClosed(attempt.number, attempt.roll(), attempt.missing(), bool(attempt.secure))

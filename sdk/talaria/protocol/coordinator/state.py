@@ -270,6 +270,11 @@ class CoordinatorState:
     nonces: dict[bytes, tuple[int, str, bytes]] = field(default_factory=dict)
     """Nonce -> (attempt, device, sha256) of the attempts remembered."""
 
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt that ``current`` names, while it is remembered."""
+        return None if self.current is None else self.attempts.get(self.current)
+
     def dump(self) -> bytes:
         """This state as bytes."""
         return state_codec.dump(self)

@@ -86,9 +86,7 @@ class DeviceMachine:
                     and state.job.attempt == event.attempt
                     and state.job.phase in ("fetching", "training")
                 ):
-                    state.job.phase, state.job.reason = "refused", event.reason[: m.MAX_TEXT]
-                    out.append(a.Save())
-                    self._say(state, m.Decline(attempt=event.attempt, reason=state.job.reason), out)
+                    self._refuse(state, state.job, event.reason[: m.MAX_TEXT], out)
             case e.SayWord():
                 if state.job is not None and state.job.attempt == event.attempt:
                     state.saying = Saying(event.attempt, event.step, event.data)
@@ -397,9 +395,7 @@ class DeviceMachine:
         job.said, cut = now, job.cut
         if cut.size > state.max_update:  # also where its operator has changed that since it was offered first
             bound = f"at most {state.max_update} ([rounds] max_update of its fleet)"
-            job.phase, job.reason = "refused", f"update of {cut.size} bytes; {bound}"
-            out.append(a.Save())
-            self._say(state, m.Decline(attempt=job.attempt, reason=job.reason), out)
+            self._refuse(state, job, f"update of {cut.size} bytes; {bound}", out)
             return
         if cut.chunk > state.chunk:
             out.append(a.CutAnew(job.attempt, job.base_version))
@@ -416,6 +412,11 @@ class DeviceMachine:
             nonce=sha256(tag + cut.sha256).digest()[:16],
         )
         self._say(state, offer, out)
+
+    def _refuse(self, state: DeviceState, job: Job, reason: str, out: list[a.Action]) -> None:
+        job.phase, job.reason = "refused", reason
+        out.append(a.Save())
+        self._say(state, m.Decline(attempt=job.attempt, reason=reason), out)
 
     def _greet(self, state: DeviceState, now: float, out: list[a.Action]) -> None:
         state.greeted = now
