@@ -133,7 +133,6 @@ class Draft:
     _made: dict[Any, tuple[str, ...]] = field(default_factory=dict)
     _maker: dict[str, Node] = field(default_factory=dict)
     _rows: set[str] = field(default_factory=set)
-    _few: set[str] = field(default_factory=set)
 
     def input(self, name: str, shape: Sequence[Size], dtype: str = FLOAT) -> str:
         """A value that each call brings."""
@@ -240,34 +239,20 @@ class Draft:
         self._rows.add(made)
         return made
 
-    def outer(self, slope: str, read: str) -> str:
-        """The product ``slope`` (batch, m) turned times ``read`` (batch, n), (m, n): see :meth:`lessened`."""
-        made = self.product(slope, read, rank=2, turn_a=True)
-        self._few.add(made)
-        return made
-
-    def lessened(self, weight: str, gradient: str, rate: str, rank: int) -> str:
-        """``weight`` - ``rate`` x ``gradient``. One that is an :meth:`outer` product is added to the weight as it is
-        made, of slopes that the rate is in: they have a row for each sample, and the weight is spared two passes."""
-        if gradient not in self._few:
-            return self.op("Sub", weight, self.op("Mul", gradient, self.number(rate, rank)))
-        made = self._maker[gradient]
-        slope, read = made.inputs
-        return self.op("Gemm", self.op("Mul", slope, self.op("Neg", rate)), read, weight, **dict(made.attributes))
-
-    def grown(self, gradient: str, momentum: str, rate: float, rank: int) -> str:
-        """``rate`` x ``momentum`` + ``gradient``, as one operator where the gradient is a plain matrix product, or one
+    def grown(self, gradient: str, held: str, rate: float, rank: int) -> str:
+        """``rate`` x ``held`` + ``gradient``, as one operator where the gradient is a plain matrix product, or one
         whose rows became a tensor's first dimension (``rank`` > 2), or whose one row a vector; as two where it is a
         product and something else."""
         made = self._maker.get(gradient)
         moved = made if made is not None and made.kind == "Reshape" and self._by_rows(made, rank) else None
         product = self._maker.get(moved.inputs[0]) if moved else made
         if product is None or product.kind != "Gemm" or (moved and len(product.inputs) > 2):
-            return self.op("Add", self.op("Mul", momentum, self.number(rate, rank)), gradient)
+            kept = held if rate == 1 else self.op("Mul", held, self.number(rate, rank))
+            return self.op("Add", kept, gradient)
         if len(product.inputs) > 2:
             *factors, other = product.inputs
-            return self.op("Add", self.op("Gemm", *factors, momentum, **dict(product.attributes), beta=rate), other)
-        flat = self.reshape(momentum, 0, -1) if rank > 2 else momentum
+            return self.op("Add", self.op("Gemm", *factors, held, **dict(product.attributes), beta=rate), other)
+        flat = self.reshape(held, 0, -1) if rank > 2 else held
         grown = self.op("Gemm", *product.inputs, flat, **dict(product.attributes), beta=rate)
         return self.op("Reshape", grown, moved.inputs[1]) if moved else grown
 

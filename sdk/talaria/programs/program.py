@@ -96,6 +96,9 @@ class Program:
     ) -> tuple[Arrays, Arrays, float]:
         """One step of SGD: ``(weights, momentum, mean loss of the batch before it)``; nothing given is changed.
 
+        ``momentum`` is what the step before added to the weights (Sutskever et al. 2013): that of torch.optim.SGD times
+        -``lr``, as long as the rate stays.
+
         ``weights`` is the whole state of the model by state-dict key, float32 and int64 counters, as narrow as a mask
         says. ``x`` float32 (N, ...), ``y`` int64 (N,) in 0..classes-1. ``draws`` has the dropout draws (N, ...) by
         layer; ``pull`` and ``anchor``, by state-dict key, are those of a pulled step. Raises

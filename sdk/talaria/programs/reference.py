@@ -32,10 +32,11 @@ def step(
     """The outputs that a program gives on ``feed``, its inputs by name, worked out in ``dtype``."""
     own, trained = _given(module, only, feed, dtype)
     before, ran = {key: value.clone() for key, value in own.named_buffers()}, _running(own)
-    optimizer = SGD(trained, recipe.but(lr=float(feed["lr"])))
+    rate = float(feed["lr"])
+    optimizer = SGD(trained, recipe.but(lr=rate))
     if recipe.momentum:
         held = [k for k in trained if f"momentum/{k}" in feed]  # what no layer reads has none
-        optimizer.momentum = {k: torch.from_numpy(feed[f"momentum/{k}"]).to(dtype, copy=True) for k in held}
+        optimizer.momentum = {k: torch.from_numpy(feed[f"momentum/{k}"]).to(dtype) / -rate for k in held}
     x, y = torch.from_numpy(feed["x"]).to(dtype), torch.from_numpy(feed["y"])
     with loop.lone_sample_in_eval(own, len(y)), _In(dtype):
         loss = loop.cross_entropy(recipe.smoothing)(own, x, y)
@@ -49,7 +50,7 @@ def step(
             loop.add_pull(parameter, torch.from_numpy(feed[f"anchor/{name}"]).to(dtype), float(feed["pull"]))
     optimizer.step()
     moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, reached, before, ran)}
-    momenta = {f"next/momentum/{k}": v for k, v in optimizer.momentum.items()}
+    momenta = {f"next/momentum/{k}": v * -rate for k, v in optimizer.momentum.items()}
     return {"loss": loss.detach().numpy(), **moved, **to_arrays(momenta)}
 
 

@@ -73,8 +73,8 @@ def graph_of(
             f"program: the model gives maps of {sizes(done.out)}, and a step is one of a class for each sample; end it "
             "with Flatten and Linear, or learn task='per_step' with engine='onnx' or a kit, which need no such file"
         )
-    loss, slope = _cross_entropy(step, done.out.value, classes, recipe.smoothing)
-    done.last.slopes.append(slope)
+    loss, move = _cross_entropy(step, done.out.value, classes, recipe.smoothing)
+    done.last.slopes.append(move)
     backward(draft, done.tape)
     return draft.finish([(Port("loss", FLOAT, ()), loss), *updates(step, recipe, pulled)])
 
@@ -263,15 +263,15 @@ def _in_place(node: fx.Node, own: Module) -> bool:
 
 
 def _cross_entropy(step: Step, logits: str, classes: int, smoothing: float) -> tuple[str, str]:
-    """The mean loss of a batch and its gradient by the logits (N, classes)."""
+    """The mean loss of a batch, and how the logits (N, classes) are to move: its gradient by them times -``lr``."""
     draft = step.draft
     others = smoothing / classes
-    levels = draft.constant([-others, smoothing - 1 - others])  # below zero, as the loss has them
-    target = draft.op("OneHot", "y", draft.ints(classes), levels)
+    target = draft.op("OneHot", "y", draft.ints(classes), draft.constant([others, 1 + others - smoothing]))
     log = draft.op("LogSoftmax", logits, axis=1)
     mean = draft.mean(draft.op("Mul", target, log), 0, 1)
-    loss = draft.op("Mul", mean, draft.constant(float(classes)))
-    return loss, draft.op("Div", draft.op("Add", draft.op("Exp", log), target), step.samples)
+    loss = draft.op("Mul", mean, draft.constant(-float(classes)))
+    rate = draft.op("Div", "lr", step.samples)
+    return loss, draft.op("Mul", draft.op("Sub", target, draft.op("Exp", log)), rate)
 
 
 def backward(draft: Draft, tape: dict[fx.Node, Entry]) -> None:

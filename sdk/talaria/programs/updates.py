@@ -1,4 +1,7 @@
-"""The end of a step: SGD with momentum, as torch.optim.SGD has it (Sutskever et al. 2013), and statistics that follow.
+"""The end of a step: SGD with momentum as Sutskever et al. (2013) write it, and statistics that follow.
+
+``v' = momentum v - lr g``, ``w' = w + v'``, which is torch.optim.SGD's as long as the rate stays. The rate and the sign
+are in the slopes from the loss on, where they meet a number for each class of a batch, and not each weight.
 
 A small network's step is mostly the cost of its operators, so vectors (biases, scales) are updated side by side as one.
 """
@@ -76,8 +79,9 @@ class _Sgd:
         return found
 
     def saved(self, keys: Sequence[str]) -> int:
-        """How many operators fewer :meth:`together` has than :meth:`one` for each key."""
-        each = 2 + 2 * bool(self.recipe.momentum) + 2 * bool(self.recipe.weight_decay) + 3 * self.pulled
+        """How many operators fewer :meth:`together` has than :meth:`one` for each key, at least where each has some."""
+        more = 2 * bool(self.recipe.momentum) + 2 * bool(self.recipe.weight_decay) + 3 * self.pulled
+        each = more + 1 if more else 0  # a bias that only its gradient moves is mostly a part of that product
         about = {size for key in keys for size in self.weight(key).shape if isinstance(size, str)}
         kinds = 3 + 2 * bool(self.recipe.momentum) + self.pulled
         return each * (len(keys) - 1) - kinds - (len(about) + 1 if about else 0)
@@ -85,17 +89,18 @@ class _Sgd:
     def _moved(
         self, weight: str, gradient: str, momentum: str | None, anchor: str | None, rank: int
     ) -> tuple[str, str]:
-        """The slope with all that is added to it, and the weight after it."""
-        draft, slope = self.draft, gradient
+        """What is added to the weight, and the weight after it, of what ``gradient`` adds."""
+        draft, move = self.draft, gradient
         if anchor:
-            away = draft.op("Sub", weight, anchor)
-            slope = draft.op("Add", slope, draft.op("Mul", away, draft.number("pull", rank)))
+            strength = draft.number(draft.op("Mul", "pull", "lr"), rank)
+            move = draft.op("Add", move, draft.op("Mul", draft.op("Sub", anchor, weight), strength))
         if self.recipe.weight_decay:
-            decay = draft.op("Mul", weight, draft.number(self.recipe.weight_decay, rank))
-            slope = draft.op("Add", slope, decay)
+            decay = draft.number(draft.op("Mul", "lr", draft.constant(self.recipe.weight_decay)), rank)
+            move = draft.op("Sub", move, draft.op("Mul", weight, decay))
         if momentum:
-            slope = draft.grown(slope, momentum, self.recipe.momentum, rank)
-        return slope, draft.lessened(weight, slope, "lr", rank)
+            move = draft.grown(move, momentum, self.recipe.momentum, rank)
+            return move, draft.op("Add", weight, move)
+        return move, draft.grown(move, weight, 1.0, rank)
 
     def _sizes(self, weights: Sequence[Port]) -> str:
         """The sizes of vectors, of which each call decides some."""

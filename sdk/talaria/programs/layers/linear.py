@@ -22,7 +22,7 @@ def linear(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tupl
     y = draft.op("Gemm", x.value, held.matrix, *held.row(), transB=1)
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
-        met = draft.product(g, x.value, rank=2, turn_a=True) if x.lead else draft.outer(g, x.value)
+        met = draft.product(g, x.value, rank=2, turn_a=True)
         total = step.summed(g, x.lead)
         step.trained(own, layer, "weight", lambda: held.gradient(met, total))
         step.trained(own, layer, "bias", lambda: total)
