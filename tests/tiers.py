@@ -156,6 +156,7 @@ THOROUGH = (
     "tests/system/test_load.py::test_a_body_survives_cuts",
     "tests/system/test_load.py::test_light_devices_add_up_what_nobody_sees",
     "tests/system/test_node_device.py::test_a_secure_round_goes_on_without_it",
+    "tests/system/test_node_device.py::test_it_augments",
     "tests/system/test_node_device.py::test_it_learns_to_the_byte_what_a_python_device_learns[fedavg-int8-amqtt",
     "tests/system/test_node_device.py::test_its_own_tests[vectors",
     "tests/system/test_node_device.py::test_its_owner_takes_it_out",

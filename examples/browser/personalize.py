@@ -101,7 +101,7 @@ def page(run: Run, shared: Tensors, newcomer: str, own: Client, labels: tuple[st
         "data": json.dumps(data),
         "runtime": (dist / "ort.wasm.bundle.min.mjs").read_text(),
         "writer": (HERE / "personal_bundle.mjs").read_text(),
-        **{name: (MODULES / f"{name}.mjs").read_text() for name in ("draws", "tensors", "training")},
+        **{name: (MODULES / f"{name}.mjs").read_text() for name in ("draws", "tensors", "augment", "training")},
     }
     text = (HERE / "personalize.html").read_text()
     for name, part in parts.items():

@@ -1,6 +1,7 @@
 // One device's rounds: from the global model and its private state to an update and the next private state.
 import fs from "node:fs";
 import { createRequire } from "node:module";
+import { AUGMENTATIONS } from "./augment.mjs";
 import { Draws } from "./draws.mjs";
 import { CODECS, compensated, differences, encodeUpdate, fromPlanes, isCoarse, pack, unpack } from "./tensors.mjs";
 import { accuracy, calibrated, open, train } from "./training.mjs";
@@ -25,7 +26,8 @@ export function runOf(spec) {
   if (odd.length) throw new Error(`the run has ${odd.join(", ").slice(0, 100)}, which this device does not know`);
   if (!ALGORITHMS.includes(run.algorithm)) throw new Error(`algorithm ${run.algorithm} cannot be learned here; use ${ALGORITHMS}`);
   if (!CODECS.includes(run.codec)) throw new Error(`codec ${run.codec} is not spoken here; use ${CODECS}`);
-  if (run.recipe.augment !== "none") throw new Error(`augment ${run.recipe.augment} is not known here; use none`);
+  const known = Object.keys(AUGMENTATIONS);
+  if (!known.includes(run.recipe.augment)) throw new Error(`augment ${run.recipe.augment} is not known here; use ${known}`);
   if (run.recipe.accumulate !== 1) throw new Error("accumulate is not known here; use 1");
   // Which run it is, however many rounds it goes on for: the canonical text without them.
   const lasting = spec.toString().replace(/,"rounds":\d+,"seed":/, ',"seed":');

@@ -1,5 +1,6 @@
 // Training by programs (docs/programs.md): ONNX graphs that are one step each. Runs in Node and in a page; `ort` is
 // onnxruntime-node or onnxruntime-web.
+import { AUGMENTATIONS } from "./augment.mjs";
 import { batches, cut, kept, stepsOf } from "./draws.mjs";
 import { product } from "./tensors.mjs";
 
@@ -54,12 +55,13 @@ function shapeOf({ inputMetadata }, wanted, state) {
 }
 
 /**
- * The whole state after SGD from `state`. `draws(purpose)` gives the draws of this round; `augment(samples, draws)`
- * changes a batch; `falls` is the share of values that each dropout layer lets fall.
+ * The whole state after SGD from `state`. `draws(purpose)` gives the draws of this round; `falls` is the share of values
+ * that each dropout layer lets fall.
  */
-export async function train(program, state, samples, recipe, draws, { purpose = "train", augment, falls = {} } = {}) {
+export async function train(program, state, samples, recipe, draws, { purpose = "train", falls = {} } = {}) {
   if (recipe.accumulate > 1) throw new Error("this device cuts no batches into slices; set accumulate = 1");
-  if (!augment && recipe.augment !== "none") throw new Error(`augment=${recipe.augment} is not known to this device`);
+  if (!Object.hasOwn(AUGMENTATIONS, recipe.augment)) throw new Error(`augment=${recipe.augment} is not known to this device`);
+  const augment = AUGMENTATIONS[recipe.augment];
   const { session } = program;
   const now = { ...state };
   const momentum = {};
@@ -80,7 +82,7 @@ export async function train(program, state, samples, recipe, draws, { purpose = 
   const shuffled = await draws(purpose);
   for (const index of batches(samples.y.length, recipe.batch, stepsOf(recipe, samples.y.length), shuffled)) {
     const batch = rows(samples, index);
-    const x = augment ? augment(batch.x, shuffled) : batch.x;
+    const x = augment(batch.x, shuffled);
     const y = { dtype: "I64", shape: [index.length], data: BigInt64Array.from(batch.y, BigInt) };
     const feeds = { x: toOrt(program, x), y: toOrt(program, y), lr: scalar(program, recipe.lr) };
     for (const name of session.inputNames) {

@@ -5,6 +5,7 @@ import os from "node:os";
 import path from "node:path";
 import { test } from "node:test";
 import { crc32 } from "node:zlib";
+import { AUGMENTATIONS } from "./augment.mjs";
 import * as draws from "./draws.mjs";
 import { runtime, samplesOf } from "./learner.mjs";
 import * as tensors from "./tensors.mjs";
@@ -191,6 +192,35 @@ test("a layer that a pass calls again draws on where it stopped", async () => {
   const stream = await drawn("train/layers/drop");
   const found = fed.flatMap((feeds) => [feeds["draw/drop"], feeds["draw/drop#2"]]).map(({ data }) => [...data]);
   assert.deepEqual(found, [1, 2, 3, 4].map(() => [...draws.kept(stream, 0.25, 6)]));
+});
+
+test("a batch is augmented as in Python, by the draws of its order", async () => {
+  const { tensors: all } = tensors.unpack(new Uint8Array(read("augment.safetensors")));
+  const drawn = (purpose) => draws.Draws.of(7, "anna", 3, purpose);
+  for (const name of ["imu", "crop_flip"]) {
+    const [given, wanted] = [all[`${name}/in`], all[`${name}/out`]];
+    const before = given.data.slice();
+    const found = AUGMENTATIONS[name](given, await drawn("train"));
+    assert.deepEqual([found.dtype, found.shape, given.data], ["F32", wanted.shape, before]);
+    if (name === "crop_flip") assert.deepEqual(found.data, wanted.data);
+    else assert.ok(found.data.every((value, i) => Math.abs(value - wanted.data[i]) <= 2 ** -20));
+    assert.throws(() => AUGMENTATIONS[name]({ ...given, shape: [1, given.data.length] }, null), /use none/);
+  }
+  const fed = [];
+  const run = async (feeds) => (fed.push(feeds.x), {});
+  const session = { inputNames: ["x", "y", "lr"], inputMetadata: [{ name: "x", shape: ["N", 2, 17, 8] }], run };
+  const Tensor = function (type, data, dims) { Object.assign(this, { data, dims }); };
+  const samples = { x: all["crop_flip/in"], y: [0, 1, 0, 1] };
+  const recipe = { epochs: 1, batch: 2, lr: 0.1, accumulate: 1, augment: "crop_flip" };
+  await train({ session, ort: { Tensor } }, {}, samples, recipe, drawn);
+  const stream = await drawn("train");
+  const order = stream.order(4);
+  const size = 2 * 17 * 8;
+  for (const [step, index] of [order.slice(0, 2), order.slice(2)].entries()) {
+    const data = Float32Array.from(index.flatMap((i) => [...samples.x.data.subarray(i * size, (i + 1) * size)]));
+    assert.deepEqual(fed[step].data, AUGMENTATIONS.crop_flip({ dtype: "F32", shape: [2, 2, 17, 8], data }, stream).data);
+  }
+  await assert.rejects(train({ session, ort: { Tensor } }, {}, samples, { ...recipe, augment: "toString" }, drawn), /not known/);
 });
 
 test("samples that are not for the model are refused before anything is learned", () => {

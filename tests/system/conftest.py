@@ -165,6 +165,7 @@ seed = {spec.seed}
 [run.recipe]
 epochs = {recipe.epochs}
 batch = {recipe.batch}
+augment = "{recipe.augment}"
 [run.hparams]
 {hparams}
 """

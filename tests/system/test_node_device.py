@@ -108,7 +108,7 @@ class Fleet:
             return {row.round: sorted(device for _, device in row.counted) for row in rows}
 
 
-@pytest.mark.parametrize(("file", "count"), [("vectors", 12), ("machine", 4)])
+@pytest.mark.parametrize(("file", "count"), [("vectors", 13), ("machine", 4)])
 def test_its_own_tests(example, file, count, tmp_path):
     """Against the vectors of the protocol, how it gets a kit, and cuts its update anew; and ONNX Runtime keeps nothing
     that it would tell its maker."""
@@ -139,6 +139,20 @@ def test_it_learns_to_the_byte_what_a_python_device_learns(fleet, a_run, example
     done = next(event for event in anna.events if event["event"] == "done")
     assert done["rounds"] == rounds
     assert 0 <= done["accuracy"] <= 1
+
+
+def test_it_augments_as_a_python_device_does(fleet, a_run, example):
+    run = a_run("fedper", rounds=2)
+    two = Fleet(
+        fleet(replace(run, recipe=run.recipe.but(augment="imu")), devices=("anna", "bela"), engine="onnx"), example
+    )
+    anna, bela = two.anna(), two.one.agents(two.broker, "bela")
+    assert [anna.end(), bela.end(), two.coordinator.end()] == [0, 0, 0]
+    simulated = two.one.simulated().shared
+    for name, value in two.one.shared().items():
+        assert np.abs(value - simulated[name]).max() <= 1e-4, (
+            name
+        )  # sines, and products of three, are rounded otherwise
 
 
 class Way:

@@ -23,6 +23,7 @@ from talaria.model import masks
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.protocol.transfer import ReplayWindow, transfer_of
+from talaria.training import augment
 from talaria.training.batching import batches, cut, kept
 from talaria.types import Recipe, Update, as_delta
 from talaria.wire import download, strict_safetensors
@@ -343,6 +344,14 @@ def stepped() -> dict[str, bytes]:
     return {"step.program": data, "step.safetensors": strict_safetensors.pack(step)}
 
 
+def augmented() -> dict[str, bytes]:
+    """What each augmentation makes of a batch by the draws of (7, "anna", 3, "train"), likewise."""
+    given = {"imu": numbers((3, 6, 30), "imu"), "crop_flip": numbers((4, 2, 17, 8), "crop_flip")}
+    found = {name: augment.get(name)(x, seeds.draws(7, "anna", 3, "train")) for name, x in given.items()}
+    tensors = {f"{name}/in": x for name, x in given.items()} | {f"{name}/out": x for name, x in found.items()}
+    return {"augment.safetensors": strict_safetensors.pack(tensors)}
+
+
 if __name__ == "__main__":
-    for name, data in {**made(), **stepped()}.items():
+    for name, data in {**made(), **stepped(), **augmented()}.items():
         (HERE / name).write_bytes(data)

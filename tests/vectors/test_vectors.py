@@ -98,6 +98,17 @@ def test_every_update_is_read_back():
     assert equal(part.tensors, masks.gather(download.rounded(dense, "int8"), make.MASK))
 
 
+def test_a_batch_is_augmented_as_its_vector_says():
+    kept, found = (
+        {name: entry.array() for name, entry in strict_safetensors.unpack(data, most=100)[0].items()}
+        for data in ((HERE / "augment.safetensors").read_bytes(), make.augmented()["augment.safetensors"])
+    )
+    assert kept.keys() == found.keys() == {f"{name}/{end}" for name in ("imu", "crop_flip") for end in ("in", "out")}
+    for name in ("imu/in", "crop_flip/in", "crop_flip/out"):
+        assert np.array_equal(kept[name], found[name])
+    assert np.abs(kept["imu/out"] - found["imu/out"]).max() <= 2**-20
+
+
 def test_the_program_steps_as_its_vector_says():
     program = Program.open(HERE / "step.program")
     entries, _ = strict_safetensors.unpack((HERE / "step.safetensors").read_bytes(), most=100)
