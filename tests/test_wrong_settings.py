@@ -107,7 +107,7 @@ def test_a_wrong_fleet(said, tmp_path, old, new, field, value, mend):
         ("[fleet]", 'engine = "tensor"\n[fleet]', "engine", "'tensor'", "use 'torch' or 'onnx'"),
         ("mqtt://127.0.0.1:1", "127.0.0.1:x", "broker", "'127.0.0.1:x'", "write mqtt://host:1883"),
         ('"npz"', '"csv"', "[data] source", "'csv'", 'write "npz" or "folder"'),
-        ("mine.npz", "none.npz", "data", "none.npz", "give the path of a .npz file"),
+        ("mine.npz", "none.npz", "data", "none.npz", "correct [data] path"),
         ("[data]", '[plan.widths]\nconv1 = "all"\n[data]', "[plan.widths] conv1", "'all'", "whole number, 1 or more"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_wrong_device(said, tmp_path, old, new, field, value, mend):
     [
         ({"x_val": None}, "mine.npz lacks", "x_val", "write x and y of each part, train and val"),
         ({"y_train": np.arange(19)}, "y_train", "(19,)", "give one label per sample"),
-        ({"x_train": np.full((20, 6, 32), np.nan, np.float32)}, "part 'train'", "x[0]", "drop or repair that window"),
+        ({"x_train": np.full((20, 6, 32), np.nan, np.float32)}, "mine.npz", "x_train[0]", "drop or repair that sample"),
         ({"x_val": np.zeros((10, 6, 30), np.float32)}, "val samples", "(6, 30)", "cut alike"),
         ({"x_train": np.array([None] * 20, dtype=object)}, "'x_train'", "Python objects", "write numbers"),
         ({"y_train": np.array(["rest"] * 20)}, "y_train", "<U4", "label all alike"),

@@ -30,8 +30,9 @@ from talaria.wire.mqtt import Arrival, Transport, Will
 from talaria.wire.topics import Topic, parse
 from talaria.wire.validity import day_of, validities
 from talaria_edge.config import DeviceConfig, load_config
-from talaria_edge.data import DeviceData, checked, require_learnable
+from talaria_edge.data import DeviceData, NpzSource, checked, require_learnable
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe
+from talaria_edge.recording.folder import FolderSource
 from talaria_edge.storage.state import has_left
 
 LEAST_MB = 64
@@ -62,6 +63,9 @@ def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Op
     data = None
     try:
         data = config.source.load()
+        if len(data.train) == 0 and isinstance(config.source, NpzSource | FolderSource):
+            path = config.source.path
+            raise DataError(f"data: no sample to learn from is in {path} yet; record some, or correct [data] path")
         require_learnable(data, "regression")
         yield _taught(data)
     except (TalariaError, OSError) as error:

@@ -306,7 +306,8 @@ def _plan(device: Section, section: Section) -> Plan | None:
 def _budget(section: Section) -> Budget:
     names = [one.name for one in fields(Budget) if section.raw(one.name, None) is not None]
     if not names:
-        raise section.bad("latency_ratio", "is missing, and so is every other limit; give one, or leave [budget] out")
+        section.done()  # a limit whose name is mistyped is named
+        raise section.bad("latency_ratio", "is one of the limits of which one must be given, or leave [budget] out")
     return Budget(**{name: section.number(name) for name in names})
 
 

@@ -67,6 +67,10 @@ class NpzSource:
     labels: tuple[str, ...] = ()
 
     def load(self) -> DeviceData:
+        if not self.path.exists():
+            raise DataError(
+                f"data: {self.path} is not there; correct [data] path: a .npz file, or a folder of .npy files"
+            )
         found = recorded.read(self.path, LIMIT)
         if not len(found.y):
             raise DataError(f"data: {self.path} holds no sample; record some before this device takes part")
@@ -80,13 +84,20 @@ class NpzSource:
                     f"data: {self.path} has no client {self.client!r}; set [data] client to one of {some_of(names, 20)}"
                 )
             rows = np.flatnonzero(owners == names.index(self.client))
+        if found.split is None and len(rows) < 2:
+            raise DataError(
+                f"data: {self.path} holds one sample of this device, of which none is left to be tested on; record "
+                "more, or say by split what each is for (0 train, 1 validation, 2 test)"
+            )
         if found.split is None:
             cuts = arrays.cut(found, _strata(y))
             *cut, rest = cuts[self.client] if found.client is not None and self.client else cuts["client-0"]
         else:
             *cut, rest = (rows[found.split[rows] == part] for part in (0, 1, 2, recorded.UNLABELLED))
-        parts = [self._samples(part, found.x[at], y[at]) for part, at in zip(recorded.PARTS, cut, strict=True)]
+        parts = [self._samples(found, part, y, at) for part, at in zip(recorded.PARTS, cut, strict=True)]
         unlabelled = self._inputs(found.x[rest]) if len(rest) else None
+        if unlabelled is not None:
+            self._require_finite(found, "x", unlabelled, rest)
         return DeviceData(parts[0], parts[1], parts[2] if len(parts[2]) else None, unlabelled=unlabelled)
 
     def _classes(self, y: Array) -> Array:
@@ -113,12 +124,23 @@ class NpzSource:
             values = values / np.float32(255)
         return values
 
-    def _samples(self, part: str, x: Array, y: Array) -> Samples:
-        values = self._inputs(x)
+    def _samples(self, found: recorded.Recorded, part: str, y: Array, rows: Array) -> Samples:
+        """Those of the file's ``rows``; a refusal names a sample by its place in the file."""
+        values, targets = self._inputs(found.x[rows]), np.ascontiguousarray(y[rows])
+        self._require_finite(found, "x", values, rows)
+        self._require_finite(found, "y", targets, rows)
         try:
-            return Samples(values, np.ascontiguousarray(y))
+            return Samples(values, targets)
         except DataError as error:
             raise DataError(f"data: {self.path}, part {part!r}: {error}") from None
+
+    def _require_finite(self, found: recorded.Recorded, array: str, values: Array, rows: Array) -> None:
+        if not np.isfinite(values).all():
+            odd = rows[np.argmin(np.isfinite(values.reshape(len(values), -1)).all(1))]
+            raise DataError(
+                f"data: {self.path}: {found.place(array, odd)} holds NaN, infinity or a value beyond float32; drop or "
+                "repair that sample"
+            )
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,9 @@ class Section:
         where = f"[{self.name}] " if self.name else ""
         name = field if len(field) <= 80 else f"{field[:80]}..."
         if field not in self.values:
-            return ConfigError(f"{self.file}: {where}{name} is missing; it {rule}")
+            near = difflib.get_close_matches(field, [one for one in self.values if one not in self._asked], 1)
+            told = f" (is it what {near[0][:80]}={shown(self.values[near[0]])} is meant to be?)" if near else ""
+            return ConfigError(f"{self.file}: {where}{name} is missing; it {rule}{told}")
         return ConfigError(f"{self.file}: {where}{name}={shown(self.values[field])} {rule}")
 
     @overload

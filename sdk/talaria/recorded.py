@@ -43,6 +43,15 @@ class Recorded:
     """Of several named inputs their shapes; ``x`` (N, numbers) then has them side by side."""
     plain: tuple[str, ...] = ()
     """Those of them that are tokens or masks, which are not scaled."""
+    apart: bool = False
+    """Whether the file has the parts by themselves, one behind the other here."""
+
+    def place(self, array: str, row: int) -> str:
+        """Where a row of ``x`` or ``y`` stands in the file: ``x[7]``, or ``x_val[0]`` of a file of parts."""
+        if not self.apart or self.split is None:
+            return f"{array}[{row}]"
+        part = self.split[row]
+        return f"{array}_{(*PARTS, 'unlabelled')[part]}[{row - np.argmax(self.split == part)}]"
 
 
 def read(path: Path, limit: int = npz.LIMIT) -> Recorded:
@@ -186,6 +195,7 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
         np.concatenate([raw[f"x_{part}"] for part in parts]),
         np.concatenate([raw[f"y_{part}"] for part in parts]),
         split=np.repeat(numbers, sizes),
+        apart=True,
     )
 
 

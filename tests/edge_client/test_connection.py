@@ -85,12 +85,12 @@ def test_what_is_wrong_with_the_data_is_told_at_the_start_and_not_when_a_round_i
         config = replace(good, source=NpzSource(path), patience_s=0.001, state=tmp_path / path.stem)
         return asyncio.run(run_agents([config], told.append))["anna"]["error"]
 
-    assert "no such file" in begun(tmp_path / "none.npz")
+    assert "none.npz is not there; correct [data] path" in begun(tmp_path / "none.npz")
     assert [event["event"] for event in told] == ["failed"]
     np.savez(tmp_path / "odd.npz", x=x, y=np.array(["dance"] * 6), split=np.zeros(6, int))
     assert "label 'dance' is none of this device's" in begun(tmp_path / "odd.npz")
     np.savez(tmp_path / "one.npz", x=x, y=np.zeros(6, int), split=np.zeros(6, int))
-    assert "no such file" not in begun(tmp_path / "one.npz")
+    assert "is not there" not in begun(tmp_path / "one.npz")
     assert (told[0]["event"], "train holds only class 0" in told[0]["error"]) == ("data", True)
     np.savez(tmp_path / "good.npz", x=x, y=y, split=np.zeros(6, int))
     begun(tmp_path / "good.npz")

@@ -66,8 +66,29 @@ def test_bad_arrays(tmp_path, changes, message):
 def test_not_a_number_in_a_window(tmp_path, value):
     x = arrays()["x_train"]
     x[7, 2, 3] = value
-    with pytest.raises(DataError, match=r"x\[7\] holds NaN or infinity; drop or repair that window"):
+    with pytest.raises(DataError, match=r"data\.npz: x_train\[7\] holds NaN, infinity .*; drop or repair that sample"):
         NpzSource(saved(tmp_path, x_train=x)).load()
+
+
+def test_a_sample_that_is_not_finite_is_told_by_its_place_in_the_file(tmp_path):
+    path, split = tmp_path / "one.npz", np.array([0, 1, 0, 1, 3, 0, 1, 0])
+    for row, array in ((6, "x"), (5, "x"), (4, "x"), (6, "y")):
+        x, y = np.zeros((8, 4), np.float32), np.arange(8) / 3
+        {"x": x, "y": y}[array].reshape(8, -1)[row, 0] = np.nan
+        np.savez(path, x=x, y=y, split=split)
+        with pytest.raises(DataError, match=rf"one\.npz: {array}\[{row}\] holds NaN"):
+            NpzSource(path).load()
+    given = arrays()
+    x = np.concatenate([given["x_val"]] * 2)
+    x[1, 0, 0] = np.inf
+    with pytest.raises(DataError, match=r"x_unlabelled\[1\] holds"):
+        NpzSource(saved(tmp_path, x_unlabelled=x)).load()
+
+
+def test_a_device_with_one_sample_is_told_what_it_lacks(tmp_path):
+    np.savez(tmp_path / "one.npz", x=np.zeros((1, 4), np.float32), y=[1])
+    with pytest.raises(DataError, match=r"one\.npz holds one sample of this device, .* record more, or say by split"):
+        NpzSource(tmp_path / "one.npz").load()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +120,7 @@ def test_an_empty_validation_part_is_allowed(tmp_path):
 
 
 def test_no_file_and_no_npz(tmp_path):
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match=r"none\.npz is not there; correct \[data\] path"):
         NpzSource(tmp_path / "none.npz").load()
     (tmp_path / "data.npz").write_bytes(b"not a zip")
     with pytest.raises(DataError, match="not a zip file"):

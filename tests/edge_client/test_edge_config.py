@@ -137,6 +137,7 @@ def test_a_budget_is_planned_for_on_the_device(tmp_path):
     [
         ("onnx", "[budget]\n", r"\[budget\] latency_ratio.*is missing"),
         ("onnx", "[budget]\nlatency_ms = 5\nlatncy = 1\n", r"latncy=1 is unknown"),
+        ("onnx", "[budget]\nlatency = 1\n", r"\[budget\] latency=1 is unknown; did you mean 'latency_m"),
         ("onnx", "[budget]\nlatency_ratio = 2\n", r"latency_ratio=2.* allows more"),
         ("onnx", "[budget]\ntrain_s = 2\n", r"train_s=2 cannot be worked out"),
         ("onnx", "[budget]\nlatency_ms = 5\n[plan.widths]\nconv1 = 8\n", r"a plan is given too"),

@@ -44,7 +44,21 @@ WITHOUT_A_FLEET = {
     "a name that no topic takes": ({"id": "Mal_lory"}, "settings", "Mal_lory"),
     "an engine that is none": ({"device": 'engine = "steam"'}, "settings", "steam"),
     "hours that are none": ({"more": '[guard]\nhours = "25:00-26:00"'}, "settings", "hours"),
-    "no data file": ({"data": "source = 'npz'\npath = 'gone.npz'"}, "data", "gone.npz"),
+    "no data file": (
+        {"data": "source = 'npz'\npath = 'gone.npz'"},
+        "data",
+        "gone.npz is not there; correct [data] path",
+    ),
+    "a path by another name": (
+        {"data": "source = 'npz'\npth = 'data.npz'"},
+        "settings",
+        "is it what pth='data.npz' is",
+    ),
+    "a folder without windows": (
+        {"data": "source = 'folder'\npath = 'gone'"},
+        "data",
+        "gone yet; record some, or correct [data] path",
+    ),
     "a data set that nobody knows": ({"data": "source = 'moon'\nclient = 'a'"}, "data", "moon"),
     "a kit that is none": ({"device": 'engine = "onnx"\nkit = "data.npz"'}, "kit", "make it again"),
     "no keys where some are named": ({"more": '[identity]\nfolder = "gone"'}, "keys", "gone"),

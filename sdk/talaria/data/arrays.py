@@ -109,8 +109,8 @@ def federated(
         )
     if seed < 0:
         raise ConfigError(f"data: seed={seed} must be at least 0")
-    x, done = (_numbers(raw.x), "named inputs") if raw.parts else _oriented(_numbers(raw.x), layout)
-    labels, y = _targets(recorded.targets(raw), task)
+    x, done = (_numbers(raw), "named inputs") if raw.parts else _oriented(_numbers(raw), layout)
+    labels, y = _targets(raw, task)
     strata = tasks.of(task).strata(y)
     raw = _dealt(raw, strata, clients, alpha, seed)
     cuts = cut(raw, strata, validation=validation, test=test, seed=seed)
@@ -187,9 +187,9 @@ def _late(names: list[str], newcomers: int | tuple[str, ...], seed: int) -> set[
     return late
 
 
-def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
+def _targets(raw: Recorded, task: str) -> tuple[tuple[str, ...], Array]:
     """The names of the outputs that a model needs, and what it learns."""
-    name = tasks.of(task).name
+    y, name = recorded.targets(raw), tasks.of(task).name
     if name == tasks.CLASSIFICATION:
         if y.ndim != 1:
             mend = ", or write y.argmax(1) where each row marks one class" if y.shape[1] > 1 else ", or write y[:, 0]"
@@ -197,7 +197,7 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
                 f"data: y has shape {y.shape}, and classification takes one class for each, (N,); name the task of "
                 f"these targets (task='regression', 'multilabel' or 'per_step'){mend}"
             )
-        _require_known(y)
+        _require_known(raw, y)
         labels, classes = np.unique(y if y.dtype.kind in "US" else recorded.whole(y, "y"), return_inverse=True)
         if len(labels) < 2:
             raise DataError(f"data: y holds one class only, {labels[0]}; a classifier needs at least two")
@@ -209,7 +209,9 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
     if name == "regression":
         odd = np.flatnonzero(~(np.abs(y.reshape(len(y), -1)) <= np.finfo(np.float32).max).all(1))
         if len(odd):
-            raise DataError(f"data: y[{odd[0]}] holds NaN, infinity or a value beyond float32; drop that sample")
+            raise DataError(
+                f"data: {raw.place('y', odd[0])} holds NaN, infinity or a value beyond float32; drop that sample"
+            )
         width = 1 if y.ndim == 1 else y.shape[1]
         return tuple(f"target-{k}" for k in range(width)), y.astype(np.float32)
     whole = recorded.whole(y, "y")
@@ -224,7 +226,7 @@ def _targets(y: Array, task: str) -> tuple[tuple[str, ...], Array]:
     return tuple(f"label-{k}" for k in range(count)), whole
 
 
-def _require_known(y: Array) -> None:
+def _require_known(raw: Recorded, y: Array) -> None:
     """Raise :class:`DataError` where a sample has no label: an empty text, NaN, or -1 beside classes from 0 up. It
     would be learned as a class of its own."""
     mend = ""
@@ -237,8 +239,9 @@ def _require_known(y: Array) -> None:
     else:
         return
     if missing.any():
+        place = raw.place("y", missing.argmax())
         raise DataError(
-            f"data: y[{int(missing.argmax())}] is {said}, a sample without a label, as {int(missing.sum())} are; give "
+            f"data: {place} is {said}, a sample without a label, as {missing.sum()} are; give "
             f"them split={recorded.UNLABELLED}, or drop them{mend}"
         )
 
@@ -253,8 +256,9 @@ def _part(x: Array, y: Array) -> Samples:
     return Samples(x.astype(np.float32), y.astype(np.float32 if y.dtype.kind == "f" else np.int64))
 
 
-def _numbers(x: Array) -> Array:
+def _numbers(raw: Recorded) -> Array:
     """``x`` as uint8 or finite float32."""
+    x = raw.x
     if x.ndim < 2:
         raise DataError(f"data: x has shape {x.shape}, need (N, ...); for one feature a sample give x[:, None]")
     if 0 in x.shape:
@@ -272,7 +276,8 @@ def _numbers(x: Array) -> Array:
         if bad.any():
             first = int(np.flatnonzero(bad.reshape(len(x), -1).any(1))[0])
             raise DataError(
-                f"data: x[{first}] holds NaN, infinity or a value beyond float32; drop or repair that sample"
+                f"data: {raw.place('x', first)} holds NaN, infinity or a value beyond float32; "
+                "drop or repair that sample"
             )
     return x.astype(np.float32)
 
