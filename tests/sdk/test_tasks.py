@@ -1,6 +1,6 @@
 """Tasks beside classification: their losses against torch's, their figures, what they refuse, and that fleets learn."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 import talaria
 from talaria import tasks
+from talaria.algorithms.fedavg import FedAvg
+from talaria.algorithms.sharing import update
 from talaria.data import Client, Federated
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.federated import rounds
@@ -22,8 +24,9 @@ from talaria.model.state import state_of
 from talaria.model.weights import Served
 from talaria.simulation.run import members_of
 from talaria.training import engine as engines
-from talaria.training.engine import predict
-from talaria.types import Samples
+from talaria.training.engine import predict, train
+from talaria.training.objectives import CrossEntropy
+from talaria.types import Samples, Task, Update
 
 PEOPLE = ("anna", "bela", "carl")
 
@@ -437,6 +440,22 @@ def test_a_class_for_each_step_of_a_sequence() -> None:
 def test_what_does_not_fit_a_task_is_refused_at_once(words: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         talaria.simulate(**{"algorithm": "fedavg", "data": made("regression"), "rounds": 1, **words})
+
+
+@dataclass(frozen=True)
+class Smooth(FedAvg):
+    """An algorithm of a user's own, with an objective of classes, whose card does not say so."""
+
+    def fit(self, task: Task, shared: Any, private: Any) -> tuple[Update, Any]:
+        state = train(task, {**shared, **private}, objective=CrossEntropy(0.1))
+        return update(task, state, shared), private
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_an_objective_of_classes_says_of_other_targets_what_it_takes(task: str) -> None:
+    said = "cross-entropy: outputs .* are not those of one class for each sample; .* classes_alone"
+    with pytest.raises(DataError, match=said):
+        talaria.simulate(Smooth(), made(task), rounds=1, engine="torch")
 
 
 @pytest.mark.parametrize("engine", ["torch", "onnx"])

@@ -157,7 +157,7 @@ def simulate(
     glucose and fashion-mnist have some), else those of talaria.types.Recipe. A fleet.toml takes the same, by what
     it leaves out under [run.recipe] and by [run] defaults = "smartwatch".
     """
-    from talaria.cli.simulate_output import shown_progress, tell, write_down
+    from talaria.cli.simulate_output import shown_progress, taken_back, tell, write_down
     from talaria.errors import some_of
     from talaria.options import assignments
     from talaria.simulation import checkpoint
@@ -233,7 +233,7 @@ def simulate(
         if no_training:
             return
     shown = shown_progress(f"{algorithm} on {asked.data.name}", rounds, quiet=as_json)
-    with asked.begun(save), shown as progress:
+    with taken_back(write_fleet), asked.begun(save), shown as progress:
         result = asked.learn(progress, save, workers, ray)
     beside = {}
     for name in BASELINES if baselines else ():

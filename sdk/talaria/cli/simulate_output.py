@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,12 +26,13 @@ from rich.text import Text
 
 from talaria import tasks
 from talaria.data.federated import Federated
+from talaria.errors import TalariaError
 from talaria.foreign import shown
 from talaria.simulation.device_ids import ids_of
 from talaria.simulation.experiment import Experiment
 from talaria.simulation.result import Result
 from talaria.simulation.simulator import RoundFacts
-from talaria.simulation.write_fleet import FLEET, NAMES, Written, write_fleet
+from talaria.simulation.write_fleet import FLEET, NAMES, STATE, Written, write_fleet
 
 LOOK_BACK = 600.0
 """Seconds over which the rate is taken: some rounds, also where one takes a minute."""
@@ -78,6 +80,19 @@ def shown_progress(
             progress.update(bar, completed=facts.round, description=now)
 
         yield step
+
+
+@contextmanager
+def taken_back(folder: Path | None) -> Iterator[None]:
+    """What was written down in ``folder`` goes again where its simulation is refused, and nobody serves it yet: what
+    is mended then can be written there."""
+    try:
+        yield
+    except TalariaError:
+        if folder is not None and not (folder / STATE).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            typer.echo(f"{folder} is taken back", err=True)
+        raise
 
 
 def write_down(asked: Experiment, folder: Path, *, quiet: bool) -> Experiment:

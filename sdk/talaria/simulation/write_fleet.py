@@ -42,7 +42,7 @@ from talaria.privacy.rule import Privacy
 from talaria.types import Samples
 from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME
 
-FLEET, NAMES = "fleet.toml", "names.json"
+FLEET, NAMES, STATE = "fleet.toml", "names.json", "state"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Written:
         return {
             "fleet": {
                 "name": self._name,
-                "state": "state/coordinator",
+                "state": f"{STATE}/coordinator",
                 "members": list(self.data.clients),
                 "stay": bool(self.data.newcomers),
             },
@@ -107,7 +107,7 @@ class Written:
 
     def _device(self, name: str, url: str, up: str) -> dict[str, dict[str, Any]]:
         plan = f"{up}plans/{name}.json" if name in self.plans else None
-        state = f"{up}state/devices/{name}"
+        state = f"{up}{STATE}/devices/{name}"
         engine = {} if self.engine == "torch" else {"engine": self.engine}
         allow = {"code": {"allow": self._packages}} if self._packages else {}
         return {
@@ -133,10 +133,12 @@ _LATER = """
 def write_fleet(folder: Path, written: Written) -> None:
     """Make ``folder`` with all that coordinator and devices need, or nothing of it.
 
-    Raises :class:`ConfigError` where the folder holds something already, or a client cannot be a device, and
+    Raises :class:`ConfigError` where the folder holds something already, a client cannot be a device, or the run cannot
+    begin, and
     :class:`DataError` where its agent would refuse its samples.
     """
     rounds.require_travels(written.run)
+    rounds.first_shared(written.run)  # which refuses a run that no fleet could begin
     if written.privacy is not None and written.privacy.secure:
         raise ConfigError(
             "--write-fleet: devices of secure rounds know each other by keys, which the folder has none of; leave "

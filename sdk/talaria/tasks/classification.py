@@ -103,7 +103,13 @@ def even(counts: Array, many: int) -> Array:
 
 
 def cross_entropy(logits: Array, y: Array, smoothing: float = 0.0) -> tuple[float, Array]:
-    """The mean loss of a batch and its gradient by the ``logits`` (N, classes), in their dtype."""
+    """The mean loss of a batch and its gradient by the ``logits`` (N, classes), in their dtype; ``y`` int64 (N,) in
+    0..classes-1. Raises :class:`~talaria.errors.DataError` for the targets of another task."""
+    if logits.ndim != 2 or y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(
+            f"cross-entropy: outputs {logits.shape} and targets {y.dtype} {y.shape} are not those of one class for "
+            "each sample; leave the objective to the task, or let the algorithm's card say why it cannot (classes_alone)"
+        )
     log = log_softmax(logits)
     count, classes = logits.shape
     target = np.full_like(log, smoothing / classes)

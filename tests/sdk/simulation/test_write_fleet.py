@@ -79,6 +79,43 @@ def test_a_client_that_no_agent_could_be_is_refused_first(mine, tmp_path):
     assert not (tmp_path / "fleet").exists()
 
 
+OWN = """
+import torch
+from torch import nn
+class Summed(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(channels, channels, 3, padding=1), nn.Linear(channels, classes)
+    def forward(self, x):
+        return self.head((self.conv(x) + x).mean(-1))
+class Spectrum(Summed):
+    def forward(self, x):
+        return self.head(torch.fft.rfft(self.conv(x)).abs().mean(-1))
+def summed(shape, classes):
+    return Summed(shape[0], classes)
+def spectrum(shape, classes):
+    return Spectrum(shape[0], classes)
+"""
+
+
+def test_what_its_simulation_would_refuse_is_not_left_behind(mine, tmp_path, monkeypatch):
+    (tmp_path / "refused_nets.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder, path = tmp_path / "fleet", mine()
+    whole = written(path, folder, "-a", "hermes", "--model", "refused_nets:summed")
+    assert "has none that may go" in str(whole.exception)
+    words = ["-a", "fedavg", "--model", "refused_nets:spectrum", "--engine", "onnx", "--rounds", "1"]
+    asked = ["simulate", "-d", f"npz:{path}", "--write-fleet", str(folder), *words]
+    refused = CliRunner().invoke(app(asked), asked)
+    assert "which has no rule" in str(refused.exception)
+    assert f"{folder} is taken back" in refused.stderr
+    assert not folder.exists()
+    (folder / "state").mkdir(parents=True)  # somebody serves it
+    monkeypatch.setattr("talaria.cli.simulate_output.write_fleet", lambda folder, _: None)
+    assert "no rule" in str(CliRunner().invoke(app(asked), asked).exception)
+    assert folder.exists()
+
+
 def test_clients_of_any_name_have_devices_with_ids_and_a_table_says_whose(mine, tmp_path):
     names, folder = ["Jürgen B.", "fleet", "../../etc/пётр 2"], tmp_path / "fleet"
     told = written(mine(client=np.repeat(names, 20)), folder)
