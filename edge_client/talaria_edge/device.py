@@ -125,18 +125,22 @@ class Device:
         for what, words in (("device: labels", labels), ("device: variants", variants), ("code: allow", allow)):
             if isinstance(words, str) or not all(isinstance(word, str) for word in words):
                 raise ConfigError(f"{what}={shown(words)} must be a list of words")
-        folder = (KEYS if (KEYS / "fleet.json").is_file() else None) if keys is None else Path(keys)
+        paths = {"keys": keys, "state": state, "bundle": bundle}
+        at = {name: valid.path("device", name, one) for name, one in paths.items() if one is not None}
+        folder = at.get("keys", KEYS if (KEYS / "fleet.json").is_file() else None)
         if id is None:
             id = "device" if folder is None else Credentials.load(folder).device
         self.config = DeviceConfig(
             device=id,
             fleet=fleet,
             broker=broker,
-            state=Path("state", id) if state is None else Path(state),
+            state=at.get("state", Path("state", id)),
             source=_source(data, id, tuple(labels), tuple(allow)),
-            plan=plan if plan is None or isinstance(plan, Plan) else plan_compat.read(Path(plan)),
+            plan=plan
+            if plan is None or isinstance(plan, Plan)
+            else plan_compat.read(valid.path("device", "plan", plan)),
             identity=folder,
-            bundle=None if bundle is None else Path(bundle),
+            bundle=at.get("bundle"),
             labels=tuple(labels),
             variants=tuple(variants),
             allow=tuple(allow),
@@ -334,8 +338,8 @@ def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
         valid.whole("device", "max_model", settings["max_model"], 1)
     if "stay" in settings:
         valid.flag("device", "stay", settings["stay"])
-    paths = {name: Path(settings[name]) for name in ("password_file", "kit") if settings.get(name) is not None}
-    return {**settings, **paths}
+    given = [name for name in ("password_file", "kit") if settings.get(name) is not None]
+    return {**settings, **{name: valid.path("device", name, settings[name]) for name in given}}
 
 
 def _choice(known: set[str] | frozenset[str] = frozenset()) -> str:

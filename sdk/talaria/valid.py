@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache, partial
@@ -49,6 +50,13 @@ def flag(what: str, name: str, value: object) -> None:
     """Raise :class:`ConfigError` unless ``value`` is true or false."""
     if not isinstance(value, bool):
         raise ConfigError(f"{what}: {name}={shown(value)} must be true or false")
+
+
+def path(what: str, name: str, value: object) -> Path:
+    """``value`` as a path. Raises :class:`ConfigError` unless it is a text or a path."""
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise ConfigError(f"{what}: {name}={shown(value)} must be a path, as text or pathlib.Path")
+    return Path(value)
 
 
 def among(what: str, name: str, value: object, known: Collection[str]) -> None:

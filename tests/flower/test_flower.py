@@ -313,3 +313,22 @@ def test_figures_of_a_client_are_checked() -> None:
     )
     assert strategy.report is not None
     assert list(strategy.report.clients) == ["p0", "p2"]
+
+
+def test_figures_are_called_what_the_task_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, usual = [], TalariaStrategy.aggregate_evaluate
+
+    def kept(self: TalariaStrategy, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        told.append(usual(self, server_round, replies))
+        return told[-1]
+
+    monkeypatch.setattr(TalariaStrategy, "aggregate_evaluate", kept)
+    x = np.random.default_rng(0).normal(size=(40, 8))
+    numbers = Federated.from_arrays(x, x[:, 0] * 3, np.repeat(["anna", "bela"], 20), task="regression")
+    for data, name in ((people(), "accuracy"), (numbers, "r2")):
+        asked = experiment_of({"algorithm": "fedavg", "data": data, "rounds": 1})
+        strategy = learn(asked, Nodes(client_app(data), len(data.clients)), len(data.clients))
+        assert strategy.report is not None
+        assert dict(told[-1]) == {
+            name: strategy.report.accuracy.mean, "worst": strategy.report.accuracy.worst, "clients": len(data.clients)
+        }  # fmt: skip

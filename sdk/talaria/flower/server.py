@@ -54,6 +54,8 @@ def server_app(
         given = {"algorithm": algorithm, "data": data, "nodes": nodes, "save": save, **asked}
         given |= nested(context.run_config)
         least, file = given.pop("nodes"), given.pop("save")
+        if file is not None:
+            file = valid.path("flower", "save", file)
         experiment = experiment_of(given)
         strategy = TalariaStrategy(
             experiment.run, aggregator=experiment.rule, nodes=least, evaluate_every=experiment.evaluate_every

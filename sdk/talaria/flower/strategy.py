@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from logging import getLogger
 
-from talaria import valid
+from talaria import tasks, valid
 from talaria.aggregate.base import Aggregator
 from talaria.errors import AggregationError, ConfigError, DataError, TalariaError, WireError
 from talaria.federated import rounds
@@ -143,7 +143,8 @@ class TalariaStrategy(Strategy):
         return self._messages(server_round, arrays, config, list(there.values()), MessageType.EVALUATE)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """What the personal models are worth: the mean over clients, and the worst; ``report`` has each client's."""
+        """What the personal models are worth by the task's first figure (``accuracy``, ``r2``, ``micro_f1``): the mean
+        over clients, and the worst; ``report`` has each client's."""
         found: dict[str, Metrics] = {}
         for reply in self._answers(replies):
             name = self._clients[reply.metadata.src_node_id]
@@ -155,7 +156,8 @@ class TalariaStrategy(Strategy):
             return None
         self.report = evaluation.report(found, self.run.task)
         summary = self.report.accuracy
-        return MetricRecord({"accuracy": summary.mean, "worst": summary.worst, "clients": len(found)})
+        figure = tasks.of(self.run.task).figures[0]
+        return MetricRecord({figure: summary.mean, "worst": summary.worst, "clients": len(found)})
 
     def _known(self, grid: Grid) -> dict[str, int]:
         """Client's name -> node, of the nodes that are there; who is new is asked. Waits for enough of them before the

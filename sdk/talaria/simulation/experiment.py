@@ -268,7 +268,7 @@ def simulate(
         device=device,
         privacy=privacy,
     )
-    folder = None if save is None else Path(save)
+    folder = None if save is None else valid.path("simulate", "save", save)
     with asked.begun(folder):
         return asked.learn(progress, folder, workers, ray)
 
@@ -405,7 +405,7 @@ def resume(
         DataError: The data is not what the run began with.
         ConfigError: The data, the rule, or the code of an algorithm is missing.
     """
-    folder = Path(folder)
+    folder = valid.path("resume", "folder", folder)
     asked = checkpoint.experiment(folder)
     try:
         run = Run.of(asked["run"])

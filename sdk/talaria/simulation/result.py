@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from talaria import valid
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
@@ -156,7 +157,7 @@ class Result:
         Raises :class:`~talaria.errors.StateError` where ``path`` cannot be written, and
         :class:`~talaria.errors.ConfigError` for a run of other data, or of another algorithm than those.
         """
-        return write_html(summary_of(self, beside or {}), Path(path))
+        return write_html(summary_of(self, beside or {}), valid.path("report", "path", path))
 
     def save(self, folder: str | Path) -> Path:
         """Keep the run in a new ``folder`` (:mod:`talaria.simulation.checkpoint`), for :func:`talaria.resume`.
@@ -164,7 +165,7 @@ class Result:
         It holds every client's private state. Raises :class:`~talaria.errors.StateError` where the folder holds a run
         already or cannot be written.
         """
-        folder = Path(folder)
+        folder = valid.path("save", "folder", folder)
         checkpoint.begin(folder, self.asked)
         checkpoint.write(folder, self.learned, self.marks)
         checkpoint.finish(folder, self.as_dict())

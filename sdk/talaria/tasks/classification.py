@@ -107,8 +107,8 @@ def cross_entropy(logits: Array, y: Array, smoothing: float = 0.0) -> tuple[floa
     0..classes-1. Raises :class:`~talaria.errors.DataError` for the targets of another task."""
     if logits.ndim != 2 or y.ndim != 1 or y.dtype.kind not in "iu":
         raise DataError(
-            f"cross-entropy: outputs {logits.shape} and targets {y.dtype} {y.shape} are not those of one class for "
-            "each sample; leave the objective to the task, or let the algorithm's card say why it cannot (classes_alone)"
+            f"cross-entropy: outputs {logits.shape} and targets {y.dtype} {y.shape} are not of one class for each "
+            "sample; leave the objective to the task, or let the algorithm's card say why it cannot (classes_alone)"
         )
     log = log_softmax(logits)
     count, classes = logits.shape

@@ -384,3 +384,16 @@ class OfTorch(FedAvg):
 def test_an_algorithm_that_needs_torch_is_refused_by_programs_with_its_reason(data: talaria.Federated) -> None:
     with pytest.raises(ConfigError, match=r"its loss is torch's code.*engine='torch'"):
         talaria.simulate(OfTorch(), data, rounds=1, engine="onnx")
+
+
+def test_what_is_no_path_is_said() -> None:
+    y = np.arange(20) % 2
+    data = talaria.data.Federated.from_arrays(np.eye(20, 4)[:, :4] + y[:, None], y, np.repeat(["anna", "bela"], 10))
+    with pytest.raises(ConfigError, match=r"simulate: save=3 must be a path, as text or pathlib\.Path"):
+        talaria.simulate("fedavg", data, rounds=1, save=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="resume: folder=None must be a path"):
+        talaria.resume(None)  # type: ignore[arg-type]
+    result = talaria.simulate("fedavg", data, rounds=1)
+    for ask in (result.report, result.save):
+        with pytest.raises(ConfigError, match="=3 must be a path"):
+            ask(3)  # type: ignore[arg-type]
