@@ -348,8 +348,13 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
             touched = {entry[0] for entry in line if entry is not None}
             axis = _parse(line, {name: len(roots) for name, roots in alive.items()}) if touched else ()
             if axis is None:
+                beside = (
+                    "channels that stay whatever a mask takes, as the model's input does where it is joined; a layer "
+                    "of its own before that would let these go"
+                )
+                what = beside if None in line else "channels in an order that no mask describes"
                 for name in touched:
-                    broken.setdefault(name, f"shares {side[0]!r} with channels in an order that no mask describes")
+                    broken.setdefault(name, f"shares {side[0]!r} with {what}")
             elif axis:
                 axes[side] = axis
         if not broken:

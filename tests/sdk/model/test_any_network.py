@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from talaria import tensors
+from talaria.model import zoo
 from talaria.model.compaction import compact
 from talaria.model.masks import apply_dense, gather, scatter
 from talaria.model.prunability import survey
@@ -135,3 +137,22 @@ def test_whatever_may_be_pruned_is_exact_for_any_mask(decade, random_mask):
             assert tensors.equal(scatter(gather(state, mask), mask, state), state)
         assert tensors.equal(state_of(model), state)
     assert shrunk >= 5
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_features_beside_the_input_itself_are_left_whole_with_what_would_let_them_go(own):
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.last = nn.Conv1d(6, 16, 3), nn.Linear(6, 6) if own else nn.Identity()
+            self.fc, self.head = nn.Linear(22, 32), nn.Linear(32, 3)
+
+        def forward(self, x):
+            joined = torch.cat([self.conv(x).relu().mean(-1), self.last(x[:, :, -1])], 1)
+            return self.head(self.fc(joined).relu())
+
+    spec = zoo.keep(Beside(), (6, 12), 3)
+    assert zoo.layout(spec).sizes == {"fc": 32, **({"conv": 16, "last": 6} if own else {})}
+    said = "conv shares 'fc' with channels that stay .*, as the model's input .* a layer of its own before that"
+    assert re.match("" if own else said, zoo.left_whole(spec))
+    assert bool(zoo.left_whole(spec)) is not own
