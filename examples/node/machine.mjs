@@ -183,12 +183,8 @@ export class Machine {
   }
 
   updateReady(attempt, cut) {
-    const { job, maxUpdate } = this.state;
+    const { job } = this.state;
     if (!job || job.attempt !== attempt || !["training", "fetching"].includes(job.phase)) return;
-    if (cut.size > maxUpdate) {
-      this.decline(attempt, `update of ${cut.size} bytes; at most ${maxUpdate}`);
-      return;
-    }
     Object.assign(job, { phase: "offering", cut });
     this.world.save();
     this.#offer();
@@ -197,9 +193,7 @@ export class Machine {
   decline(attempt, reason) {
     const { job } = this.state;
     if (!job || job.attempt !== attempt || !["fetching", "training"].includes(job.phase)) return;
-    Object.assign(job, { phase: "refused", reason: [...reason].slice(0, 300).join("") });
-    this.world.save();
-    this.#say("decline", { attempt, reason: job.reason });
+    this.#refuse(job, [...reason].slice(0, 300).join(""));
   }
 
   goodbye() {
@@ -496,8 +490,19 @@ export class Machine {
     else if (job.cut) this.#offer();
   }
 
+  #refuse(job, reason) {
+    Object.assign(job, { phase: "refused", reason });
+    this.world.save();
+    this.#say("decline", { attempt: job.attempt, reason });
+  }
+
   #offer() {
-    const { job, chunk } = this.state;
+    const { job, chunk, maxUpdate } = this.state;
+    if (job.cut.size > maxUpdate) {
+      // Also where its operator has changed that since it was offered first.
+      this.#refuse(job, `update of ${job.cut.size} bytes; at most ${maxUpdate} ([rounds] max_update of its fleet)`);
+      return;
+    }
     if (job.cut.chunk > chunk) {
       job.cut = describe(this.world.update(0, job.cut.size), chunk); // the coordinator takes smaller ones now
       this.world.save();

@@ -84,25 +84,50 @@ test("where there is none, or one too large, the reason is told and nothing more
   }
 });
 
-test("an update that waits is cut anew where its coordinator takes smaller chunks now", () => {
-  const said = [];
+/** A device that has offered KIT as its update, in pieces of `chunk` bytes; `born` is its coordinator's birth with these
+ * settings, and `said` what it says of the update. */
+function offering(chunk) {
+  const frames = [];
   const world = new Proxy({}, {
     get: (_, name) => (...given) => {
       if (name === "update") return KIT.subarray(given[0], given[0] + given[1]);
-      if (name === "publish") said.push(decodeFrame(given[1]));
+      if (name === "publish") frames.push(decodeFrame(given[1]));
     },
   });
-  const cut = describe(KIT, 4000);
+  const cut = describe(KIT, chunk);
   const job = { attempt: 1, version: 0, digest: Buffer.alloc(32), spec: "", epoch: 1, phase: "offering", cut, reason: "", outcome: "" };
   const own = { fleet: "watch", device: "anna", profile: NONE, process: Buffer.alloc(16), retry: 2, maxModel: 2 ** 20 };
-  const machine = new Machine(own, { ...newState(), job }, world, () => 0);
+  const state = { ...newState(), job };
+  const machine = new Machine(own, state, world, () => 0);
   machine.begin(NONE, [], cut.sha256);
   machine.connecting();
   machine.connected();
-  const told = { online: true, key: NONE, chunk: 1000, credit: 8, max_update: 2 ** 20, retry: 2, spec: Buffer.from("{}") };
-  const header = { type: "co", fleet: "watch", device: "", boot: 2, seq: 1 };
-  machine.received("fl/1/watch/co/state", encodeFrame(header, encodeMessage("co", told)), true);
-  const offers = said.filter((frame) => frame.header.type === "offer").map(decodeMessage);
+  let epoch = 1;
+  const born = (settings) => {
+    const told = { online: true, key: NONE, chunk: 4000, credit: 8, max_update: 2 ** 20, retry: 2, spec: Buffer.from("{}"), ...settings };
+    const header = { type: "co", fleet: "watch", device: "", boot: ++epoch, seq: 1 };
+    machine.received("fl/1/watch/co/state", encodeFrame(header, encodeMessage("co", told)), true);
+  };
+  const said = (type) => frames.filter((frame) => frame.header.type === type).map(decodeMessage);
+  return { machine, state, born, said };
+}
+
+test("an update that waits is cut anew where its coordinator takes smaller chunks now", () => {
+  const one = offering(4000);
+  one.born({ chunk: 1000 });
+  const offers = one.said("offer");
   assert.deepEqual(offers.map((offer) => offer.chunk), [4000, 1000]);
   assert.deepEqual(Buffer.from(offers[1].hashes), describe(KIT, 1000).hashes);
+});
+
+test("an update that waits is declined where its coordinator takes smaller ones now", () => {
+  const one = offering(4000);
+  one.born({ max_update: 4999 });
+  one.machine.tick();
+  assert.equal(one.said("offer").length, 1); // the one before the coordinator said so
+  const [{ attempt, reason }] = one.said("decline");
+  assert.deepEqual([attempt, reason], [1, "update of 5000 bytes; at most 4999 ([rounds] max_update of its fleet)"]);
+  assert.equal(one.state.job.phase, "refused");
+  one.born({ max_update: 5000 }); // nobody has asked anew: it stays declined, and says so again
+  assert.deepEqual([one.said("offer").length, one.said("decline").length], [1, 2]);
 });
