@@ -1,15 +1,21 @@
 """A plan travels to the agent and is applied whole, to the bytes of a simulation; one for another run is declined."""
 
+import asyncio
+import hashlib
 import json
 from dataclasses import replace
 
 import pytest
+from memory_broker import Hub
 
 from talaria import tensors
 from talaria.errors import ConfigError
-from talaria.federated.rounds import layout_of
+from talaria.federated import global_model, rounds
 from talaria.planning.plan import Plan
-from talaria_edge.config import load_config
+from talaria_edge.agent.training import Learner
+from talaria_edge.config import DeviceConfig, load_config
+from talaria_edge.data import Given
+from talaria_edge.storage.state import DeviceStore
 from talaria_export import open_bundle
 
 DEVICE = """
@@ -27,7 +33,7 @@ path = "anna.npz"
 
 def test_a_planned_agent_learns_what_the_simulation_learns(house, run_all, a_run):
     one = house(a_run(rounds=2, codec="fp16"))
-    widths = {g: max(4, n // 3) for g, n in layout_of(one.run.spec).sizes.items()}
+    widths = {g: max(4, n // 3) for g, n in rounds.layout_of(one.run.spec).sizes.items()}
     plan = Plan(widths=widths, batch=5, accumulate=2, steps=3, codec="int8", model=one.run.spec.to_json())
     results = run_all(one.serve(), one.agent("anna", plan=plan), one.agent("bela"))
     simulated = one.simulated()
@@ -37,6 +43,71 @@ def test_a_planned_agent_learns_what_the_simulation_learns(house, run_all, a_run
     assert results[1]["plan"] == {"wider_than_planned": {}, "accuracy": None}
     sent = {t["device"]: t["update_bytes"] for t in one.of("trained")}
     assert sent["anna"] < 0.5 * sent["bela"]
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_a_plan_that_changed_while_the_device_was_off_holds_from_the_next_round_on(
+    tmp_path, a_run, device_data, engine
+):
+    """Narrower, and then none: whatever the private part was learned with."""
+    run = a_run("fedper", rounds=3, codec="int8")
+    model = global_model.encode_model(rounds.start(run)[0])
+    digest = hashlib.sha256(model).digest()
+
+    def started(plan):
+        config = DeviceConfig(
+            device="anna", fleet="watch", broker="mqtt://127.0.0.1", state=tmp_path / "anna", plan=plan, engine=engine,
+            source=Given(lambda: device_data(0)),
+        )  # fmt: skip
+        return DeviceStore(config.state, "watch", "anna"), config
+
+    sent = []
+    for round, plan in enumerate((None, Plan(widths={"conv1": 8, "conv3": 16}), None), 1):
+        store, config = started(plan)
+        with store:
+            store.model_part("x").write_bytes(model)
+            store.adopt_model("x")
+            learner = Learner(config, store, run)
+            learner.keeps()
+            sent.append(learner.learn(round, digest)[0].update)
+            learner.keeps()
+            found = learner.finish(digest)
+        kept = sum((dict(plan.widths) if plan else {}).get(g, n) for g, n in rounds.layout_of(run.spec).sizes.items())
+        assert found["channels_kept"] == kept / sum(rounds.layout_of(run.spec).sizes.values())
+    assert len(sent[1]) < 0.8 * len(sent[0])
+    assert abs(len(sent[2]) - len(sent[0])) < 0.1 * len(sent[0])
+
+
+def test_who_wants_secure_rounds_by_now_does_not_offer_again_what_it_would_show(house, a_run, monkeypatch):
+    """An update that was made before, and waits on flash for its receipt."""
+    one = house(a_run(rounds=1), quorum=1.0)
+    publish = Hub.publish
+
+    def deaf_to_offers(hub, topic, payload, retain=False):
+        if not (topic.endswith("anna/evt") and one.of("trained", "anna")):
+            publish(hub, topic, payload, retain)
+
+    async def story():
+        async with asyncio.timeout(60):
+            others = [asyncio.ensure_future(work) for work in (one.serve(), one.agent("bela"))]
+            monkeypatch.setattr(Hub, "publish", deaf_to_offers)
+            anna = asyncio.ensure_future(one.agent("anna"))
+            while not one.of("trained", "anna") or b"offering" not in (one.folder / "anna/protocol.bin").read_bytes():
+                await asyncio.sleep(0.01)
+            one.hub.cut("anna")
+            anna.cancel()
+            await asyncio.wait([anna])
+            monkeypatch.setattr(Hub, "publish", publish)
+            anna = asyncio.ensure_future(one.agent("anna", secure=True))
+            while not (one.of("received", "anna") or any(t["phase"] == "declined" for t in one.of("progress", "anna"))):
+                await asyncio.sleep(0.01)
+            for task in (anna, *others):
+                task.cancel()
+            await asyncio.wait([anna, *others])
+
+    asyncio.run(story())
+    assert one.of("received", "anna") == []
+    assert "wants secure rounds" in next(t["reason"] for t in one.of("progress", "anna") if t["phase"] == "declined")
 
 
 def test_a_plan_for_another_model_is_declined_and_the_others_go_on(house, run_all, a_run):

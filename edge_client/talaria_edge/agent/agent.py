@@ -160,7 +160,9 @@ class Agent:
         done = self._store.trained()
         job, secure = self._state.job, (self.config.state / SECURE).exists()
         masked = self._rounds.part.upload(job.attempt) if job is not None and secure else b""
-        self._rounds.upload = upload = masked or (done.update if done else b"")
+        # Bare, an update is not even offered again where its owner wants secure rounds by now: the round is declined.
+        bare = done.update if done is not None and not self.config.secure else b""
+        self._rounds.upload = upload = masked or bare
         digest = hashlib.sha256(upload).digest() if upload else b""
         self._feed(e.Boot(time.monotonic(), self._store.model_digest(), chunks, digest))
 

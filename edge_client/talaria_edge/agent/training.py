@@ -143,13 +143,23 @@ class Learner:
         return contribution(self._held(model_digest)[0], coordinates_of(self.run), terms, sent)
 
     def _own(self, private: Private | None, model_digest: bytes) -> Tensors | None:
-        """The private tensors as this run has them: of a run before it, what fits is carried over."""
-        if private is None or self.run.is_named(private.run):
-            return None if private is None else private.tensors
-        member, shared = self.member(self._data()), self._whole(model_digest)
-        found = warm_start.private_of(self.run, member, shared, private.tensors)
-        logger.info("%s: carried over from the run before: %s", self.config.device, found.facts())
-        return found.tensors
+        """The private tensors as this run has them, of a run before it what fits; and as the present plan has them,
+        which may be another one since the device was started again."""
+        if private is None:
+            return None
+        own = private.tensors
+        if not self.run.is_named(private.run):
+            found = warm_start.private_of(self.run, self.member(self._data()), self._whole(model_digest), own)
+            logger.info("%s: carried over from the run before: %s", self.config.device, found.facts())
+            own = found.tensors
+        now = warm_start.mask_now(self.run, self.config.plan, own)
+        if now == (rounds.mask_under(self.run, None, own) or now.layout.full()):
+            return own
+        shared, kept = self._held(model_digest)
+        if kept is not None and not now.within(kept):
+            raise Narrow("the part of the global model on flash lacks channels that this device's plan keeps by now")
+        logger.info("%s: its plan has other widths by now; what is private is cut or grown to them", self.config.device)
+        return warm_start.under_plan(self.run, self.member(self._data()), shared, own)
 
     def _require_sound(self, shared: Tensors, data: bytes) -> None:
         """Nothing leaves that the coordinator would refuse, and shut this device out for: training that went astray,
@@ -212,9 +222,8 @@ class Learner:
                 return b""
             # In rounds what is staged comes into force; asynchronously only where it counted.
             sure = states if self.run.asynchronous else states[:1]
-            found = [rounds.mask_under(self.run, plan, own.tensors) for own in sure] or [
-                rounds.mask_under(self.run, plan, None)
-            ]
+            found: list[ChannelMask | None] = [warm_start.mask_now(self.run, plan, own.tensors) for own in sure]
+            found = found or [rounds.mask_under(self.run, plan, None)]
         except TalariaError as error:
             logger.info("%s: which channels it keeps is not known yet: %s", self.config.device, error)
             return b""

@@ -1,4 +1,4 @@
-"""A run that begins from what another has learned, under the same members.
+"""A run that begins from what another has learned, under the same members; a device that goes on under another plan.
 
 The body goes on as it is; adapters and a head may be new, or a head may have more classes. What cannot be carried over
 is refused by name, and a private part that does not fit begins anew on its device, by name too.
@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from talaria.aggregate.validation import is_reserved
-from talaria.errors import ConfigError
+from talaria.errors import ConfigError, ModelError
 from talaria.federated import rounds, targets
 from talaria.federated.run import MOST_BEFORE, Member, Run
 from talaria.model import masks
-from talaria.tensors import Array, Tensors, under, without
+from talaria.model.importance import choose
+from talaria.model.masks import ChannelMask
+from talaria.planning.plan import Plan
+from talaria.tensors import Array, Tensors, prefixed, under, without
 from talaria.wire import download, feedback
 
 _SAME = ("algorithm", "task", "asynchronous", "buffers")
@@ -91,6 +94,65 @@ def private_of(run: Run, member: Member, shared: Tensors, old: Tensors) -> Carri
     own = without(without(without(old, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
     found = _fitted(rounds.begun_private(run, member, shared, kept), own)
     return replace(found, tensors={**kept, **found.tensors, **scale})
+
+
+def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> Tensors:
+    """A device's private state under the plan that it has now, given what it kept under an earlier one and the (dense)
+    global model.
+
+    Values of channels that both keep stay; a channel that comes back, and a tensor that no mask can cut, begin as on a
+    new device."""
+    new = mask_now(run, member.plan, private)
+    old = rounds.mask_under(run, None, private) or new.layout.full()
+    if old == new:
+        return private
+    own = without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
+    kept = masks.as_tensors(new)
+    dense = rounds.begun_private(run, member, shared, masks.as_tensors(new.layout.full()))
+    moved = {
+        name: _moved(name, own.get(name), old, new, dense.get(name), value)
+        for name, value in rounds.begun_private(run, member, shared, kept).items()
+    }
+    left = feedback.within(under(private, feedback.PREFIX), old, new, shared)
+    scale = {name: value for name, value in private.items() if name.startswith(targets.PREFIX)}
+    return {**({} if new.is_full else kept), **moved, **prefixed(left, feedback.PREFIX), **scale}
+
+
+def mask_now(run: Run, plan: Plan | None, private: Tensors) -> ChannelMask:
+    """The mask of a device with this private state from now on: the one it has, where that is as wide as ``plan`` says.
+    Else channels leave it in the order in which a plan leaves them out, and come back in the order in which it keeps
+    them. An algorithm that prunes by itself keeps its own: a plan is its goal.
+
+    Raises :class:`~talaria.errors.ConfigError` where the run cannot keep to the plan."""
+    full = rounds.layout_of(run.spec).full()
+    whole = full.layout.sizes
+    old = rounds.mask_under(run, None, private) or full
+    if rounds.algorithm_of(run).card.prunes:
+        return old
+    if plan is not None:
+        rounds.require_plan(run, plan)
+    wanted = whole if plan is None else {**whole, **plan.widths}
+    if all(len(old.kept[group]) == min(width, whole[group]) for group, width in wanted.items()):
+        return old
+    scores = {group: np.array(score) for group, score in rounds.first_scores(run).items()}
+    for group, score in scores.items():
+        score[list(old.kept[group])] += np.ptp(score) + 1
+    return choose(scores, full, widths=wanted, block=1)
+
+
+def _moved(
+    name: str, was: Array | None, old: ChannelMask, new: ChannelMask, dense: Array | None, begun: Array
+) -> Array:
+    """``was`` from mask ``old`` to ``new``; ``dense`` has the values of channels that ``old`` lacks. ``begun`` where no
+    mask says how."""
+    if was is None or dense is None:
+        return begun
+    key = name.rpartition("/")[2]  # an algorithm's own copy of the model goes by a prefix
+    try:
+        found = masks.gather(masks.scatter({key: was}, old, {key: dense}), new)[key]
+    except ModelError:
+        return begun
+    return found if (found.shape, found.dtype) == (begun.shape, begun.dtype) else begun
 
 
 def _fitted(first: Tensors, old: Tensors) -> Carried:

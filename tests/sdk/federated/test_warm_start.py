@@ -9,7 +9,10 @@ from talaria.algorithms import ALGORITHMS
 from talaria.errors import ConfigError
 from talaria.federated import rounds, warm_start
 from talaria.federated.run import Member, Run
+from talaria.model import masks
+from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
+from talaria.planning.plan import Plan
 from talaria.training.engine import predict
 from talaria.types import Recipe, Samples
 
@@ -94,3 +97,39 @@ def test_a_body_that_does_not_fit_is_refused_by_the_tensor():
         warm_start.carried(old, old, shared)
     with pytest.raises(ConfigError, match=r"next: lost\.weight of the last model has no place in the new one"):
         warm_start.carried(old, old, {**rounds.first_shared(old), "lost.weight": np.zeros(3, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [(name, "torch") for name in sorted(set(ALGORITHMS) - {"local"})] + [("ditto", "onnx")]
+)
+def test_another_plan_within_a_run_keeps_what_both_keep(name, engine):
+    """Narrower, wider again, and none: what is private is cut or grown with the channels, and learning goes on."""
+    run = run_of(name, codec="int8")
+    samples = Samples(np.random.default_rng(1).standard_normal((9, 6, 32), np.float32), np.arange(9) % 3)
+    member = Member("anna", samples, samples, engine=engine)
+    shared, private = rounds.first_shared(run), None
+    for round, widths in enumerate(({}, {"conv1": 8, "conv2": 8}, {"conv1": 16}, {}), 1):
+        member = replace(member, plan=Plan(widths=widths) if widths else None)
+        if private is not None:
+            before, private = private, warm_start.under_plan(run, member, shared, private)
+            assert warm_start.under_plan(run, member, shared, private) is private
+            if not ALGORITHMS[name].card.prunes:
+                same_where_both_keep(run, before, private)
+        update, private = rounds.participate(run, member, shared, private, round)
+        if not ALGORITHMS[name].card.prunes:
+            kept = (
+                rounds.layout_of(SPEC).sizes
+                if update.mask is None
+                else {g: len(k) for g, k in update.mask.kept.items()}
+            )
+            assert kept == {**rounds.layout_of(SPEC).sizes, **widths}
+
+
+def same_where_both_keep(run, before, after):
+    layout = rounds.layout_of(SPEC)
+    was, now = (rounds.mask_under(run, None, tensors) or layout.full() for tensors in (before, after))
+    both = ChannelMask(layout, {g: tuple(c for c in was.kept[g] if c in now.kept[g]) for g in layout.sizes})
+    for name in before.keys() & after.keys() - {name for name in before if name.startswith(masks.PREFIX)}:
+        key = name.rpartition("/")[2]
+        cut = (masks.shrink({key: tensors[name]}, mask, both)[key] for tensors, mask in ((before, was), (after, now)))
+        assert np.array_equal(*cut), name
