@@ -5,6 +5,7 @@ import asyncio
 import shutil
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -190,11 +191,14 @@ def test_devices_follow_a_coordinator_whose_disk_is_an_old_copy(site):
         await one.closed(2)
         await one.stop()
         one.store = Store(one.another_store())
+        assert one.of("record-older") == []
         one.coordinator()
         await one.over()
 
     run_all(story())
     assert one.counted() == dict.fromkeys((1, 2, 3), EVERYBODY)
+    (said,) = one.of("record-older")
+    assert "where another state folder or [store] has it, stop this one, and start with that" in said["reason"]
 
 
 @pytest.mark.parametrize("clock", ["right", "never set"])
@@ -260,6 +264,34 @@ def test_a_coordinator_that_lost_its_state_serves_its_fleet_again(site, ended, c
 
     run_all(story())
     assert one.counted() == dict.fromkeys((1, 2), EVERYBODY)
+
+
+def test_a_coordinator_of_another_run_that_was_started_by_mistake_ends_no_device(site):
+    """Its state lost, or that of another fleet; once the right one is started, all goes on."""
+    one = site(rounds=3)
+
+    async def story():
+        one.coordinator()
+        one.begin()
+        await one.closed(1)
+        await one.stop()
+        right = one.run, one.store, one.blobs
+        one.run, one.store = replace(one.run, recipe=replace(one.run.recipe, batch=4)), Store(one.folder / "other")
+        one.blobs = FolderBlobs(one.folder / "others")
+        one.coordinator()
+        for name in EVERYBODY:
+            await one.told_of("error", device=name)
+        await one.stop()
+        one.store.close()
+        one.run, one.store, one.blobs = right
+        one.coordinator()
+        await one.over()
+
+    run_all(story())
+    assert one.counted() == dict.fromkeys((1, 2, 3), EVERYBODY)
+    assert {said["error"].split("; ")[0].partition("safetensors ")[2] for said in one.of("error")} == {
+        "belongs to another run of this fleet"
+    }
 
 
 def test_an_empty_database_beside_the_blobs_of_a_fleet_is_refused_and_what_is_said_works(site):

@@ -46,7 +46,7 @@ from talaria_coordinator.fleet.refusals import Refusals
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.tidying import Tidying
-from talaria_coordinator.fleet.vacancy import look, replaced
+from talaria_coordinator.fleet.vacancy import look, older, replaced
 from talaria_coordinator.fleet.witness import outrun, witness
 from talaria_coordinator.identity.eviction import KeepOut, nowhere
 from talaria_coordinator.storage.blobs import Blobs
@@ -138,6 +138,8 @@ class Service:
         )
         self._state, self._saver = self._conductor.begin(above), Saver()
         self.begun = True
+        if reason := older(above, known):
+            self._tell("record-older", reason=reason)
         try:
             await self._driver.run(self._live(url))
         finally:

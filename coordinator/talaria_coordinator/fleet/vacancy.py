@@ -20,6 +20,8 @@ from talaria.wire.frames import Header, decode_frame, encode_frame, signed_by
 from talaria.wire.mqtt import Arrival, Transport, Will
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic
+from talaria.wire.validity import day_of
+from talaria_coordinator.fleet.witness import LAST_DAY_MS
 
 LOOK_S = 2.0
 """Seconds that a broker may take to deliver what it has retained, and what is sent to it."""
@@ -54,6 +56,19 @@ async def look(connect: Connect, fleet: str, signer: Signer | None, known: int) 
             f"{known or 'none'}). Leave that one alone; or stop it first, where this store is to go on instead"
         )
     return found.epoch
+
+
+def older(found: int, known: int) -> str:
+    """What to say where the broker tells of an epoch ``found`` that came after the last one of the store, ``known``
+    (0: none): the store is an older record of the fleet, or another one. Empty where it is the newest."""
+    if not known < found < LAST_DAY_MS:
+        return ""
+    last = f"the last of this record at {day_of(known / 1000)}" if known else "this record knows of none"
+    return (
+        f"the fleet's last coordinator began at {day_of(found / 1000)} by its clock, and {last}: what was learned "
+        "since is not in it, and is learned again. So it is after a restore; where another state folder or [store] has it, "
+        "stop this one, and start with that"
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from talaria import time
-from talaria.errors import ConfigError, StateError, said
+from talaria.errors import ConfigError, StateError, TalariaError, said
 from talaria.federated.run import Run
 from talaria.plugins import has_torch
 from talaria.protocol import actions as a
@@ -90,6 +90,8 @@ class Agent:
         self._learner: Learner | None = None
         self._for_kit: Run
         """The run that a kit was asked for."""
+        self._has_learned = False
+        """Whether this agent has taken up a run."""
         self._planning: Run | None = None
         """The run that widths are planned for now."""
         self._called: a.Train | None = None
@@ -318,8 +320,18 @@ class Agent:
             self._learn_by(found, run)
 
     def _learn_by(self, config: DeviceConfig, run: Run) -> None:
-        self._learner = self._learner_of(config, self._store, run)
-        self._learner.private()
+        try:
+            learner = self._learner_of(config, self._store, run)
+            learner.private()
+        except TalariaError as error:
+            if not self._has_learned or isinstance(error, tensor_files.DiskError):
+                raise
+            # Whoever began another run in the fleet's name, perhaps by mistake, ends no device that learned another.
+            self._learner, self._cannot = None, f"the coordinator's run cannot be learned here: {error}"
+            self._tell("error", error=self._cannot)
+            self._decline()
+            return
+        self._learner, self._has_learned = learner, True
         self._know_what_it_keeps()
         looked, self._looked = self._looked, None
         for event, facts in misfits(config, run, looked):
