@@ -66,8 +66,8 @@ def older(found: int, known: int) -> str:
     last = f"the last of this record at {day_of(known / 1000)}" if known else "this record knows of none"
     return (
         f"the fleet's last coordinator began at {day_of(found / 1000)} by its clock, and {last}: what was learned "
-        "since is not in it, and is learned again. So it is after a restore; where another state folder or [store] has it, "
-        "stop this one, and start with that"
+        "since is not in it, and is learned again. So it is after a restore; where another state folder or [store] has "
+        "it, stop this one, and start with that"
     )
 
 
