@@ -75,7 +75,7 @@ def test_no_repr_shows_one(folder, secrets):
         Request.decode((folder / "request").read_bytes()), Answer.decode((folder / "answer").read_bytes()),
         Authority.load(folder / "keys"), Members(config), Members(config).half, membership.tls(folder / "keys"),
         Signer.of(bytes(32)), membership.load_signer(folder / "keys"),
-        Mqtt("mqtts://b.example", "anna", (), username="me", password=PASSWORD, tls=Tls(folder / "keys" / "ca.crt")),
+        Mqtt("mqtts://b.test", "anna", (), username="me", password=lambda: PASSWORD, tls=Tls(folder / "keys/ca.crt")),
     ]  # fmt: skip
     for one in objects:
         for shown in (repr(one), str(one), f"{one}"):

@@ -22,7 +22,7 @@ def over_mqtt(url: str, config: FleetConfig, will: Callable[[], Will]) -> Transp
         coordinator_filters(config.name, uploads=not config.workers),
         will=will,
         username=config.username,
-        password=None if config.password_file is None else credentials.password(config.password_file),
+        password=credentials.password_in(config.password_file),
         tls=None if own is None else membership.tls(own),
         as_published=True,
     )

@@ -197,7 +197,7 @@ def _link(post: Post, config: FleetConfig, filters: tuple[str, ...]) -> Mqtt:
         f"{config.name}.ingest-{post.number}",
         filters,
         username=config.username,
-        password=None if config.password_file is None else credentials.password(config.password_file),
+        password=credentials.password_in(config.password_file),
         tls=None if own is None else membership.worker_tls(own, post.number),
         threaded=False,
         as_published=True,

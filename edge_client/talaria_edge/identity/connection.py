@@ -9,7 +9,7 @@ from typing import Any
 
 from talaria import time
 from talaria.errors import ConfigError, TransportError
-from talaria.identity.credentials import Credentials, password
+from talaria.identity.credentials import Credentials, password_in
 from talaria.wire import broker_url
 from talaria.wire.broker_url import Address
 from talaria.wire.mqtt import Mqtt, Transport, Will
@@ -33,7 +33,7 @@ def over_mqtt(config: DeviceConfig, will: Callable[[], Will]) -> Transport:
         filters,
         will=will,
         username=config.username,
-        password=None if config.password_file is None else password(config.password_file),
+        password=password_in(config.password_file),
         tls=None if own is None else Credentials.load(own).tls,
     )
 

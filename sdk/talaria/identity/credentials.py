@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from talaria import durable
-from talaria.errors import ConfigError, StateError, so_that_it_can_be_written
+from talaria.errors import ConfigError, StateError, TransportError, so_that_it_can_be_written
 from talaria.wire.broker_url import Tls
 from talaria.wire.signing import KEY_BYTES, Signer
 
@@ -122,6 +123,23 @@ def password(path: Path) -> str:
     if not text or "\n" in text:
         raise ConfigError(f"identity: {path} must hold one line, the password")
     return text
+
+
+def password_in(path: Path | None) -> Callable[[], str] | None:
+    """What reads the password in ``path`` before each attempt to connect, so that one that was changed at a broker and
+    there counts without another start; None without a file. Raises :class:`ConfigError` where it holds none now, and
+    what it gives :class:`TransportError` where it holds none then."""
+    if path is None:
+        return None
+    password(path)
+
+    def again() -> str:
+        try:
+            return password(path)
+        except ConfigError as error:
+            raise TransportError(str(error)) from None
+
+    return again
 
 
 def require_no_password(url: str) -> None:

@@ -59,7 +59,7 @@ class Mqtt:
         *,
         will: Callable[[], Will] | None = None,
         username: str | None = None,
-        password: str | None = None,
+        password: Callable[[], str] | None = None,
         tls: Tls | None = None,
         keepalive: int = 30,
         window: int = 32,
@@ -79,7 +79,7 @@ class Mqtt:
         ):
             raise ConfigError(f"transport {name!r}: keepalive, window, inbox or backoff is out of range")
         self._name, self._filters, self._known, self._will = name, filters, set(filters), will
-        self._login = (username or self.address.username, password or self.address.password)
+        self._login = (username or self.address.username, password or (lambda: self.address.password or ""))
         self._tls = tls or Tls()
         self._context = self._tls.context() if self.address.tls else None
         self._keepalive, self._window, self._timeout, self._backoff = keepalive, window, timeout, backoff
@@ -204,7 +204,7 @@ class Mqtt:
         if self._context is not None:
             client.tls_set_context(self._context)
         if self._login[0] is not None:
-            client.username_pw_set(*self._login)
+            client.username_pw_set(self._login[0], self._login[1]() or None)
         if will is not None:
             client.will_set(will.topic, will.payload, qos=1, retain=will.retain)
         return client

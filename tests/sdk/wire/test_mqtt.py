@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import gc
 import ipaddress
+import subprocess
 import threading
 import warnings
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from talaria.errors import ConfigError, StateError, TransportError
+from talaria.identity.credentials import password_in
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.inbox_budget import Budget
 from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will, _Session
@@ -423,11 +425,33 @@ def test_a_wrong_password_is_named_and_not_shown(make_mosquitto, tmp_path):
     broker = make_mosquitto(f"allow_anonymous false\npassword_file {tmp_path / 'passwords'}")
 
     async def story() -> None:
-        await Mqtt(broker.url, "dev", ("t",), username="anna", password="hunter2", **FAST).start()
+        await Mqtt(broker.url, "dev", ("t",), username="anna", password=lambda: "hunter2", **FAST).start()
 
     with pytest.raises(TransportError, match="check its user name and password") as caught:
         asyncio.run(story())
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_password_that_is_corrected_in_its_file_counts_at_the_next_attempt(make_mosquitto, tmp_path):
+    known, own = tmp_path / "passwords", tmp_path / "own"
+    subprocess.run(["mosquitto_passwd", "-c", "-b", known, "anna", "of today"], check=True, capture_output=True)
+    known.chmod(0o644)
+    broker = make_mosquitto(f"allow_anonymous false\npassword_file {known}")
+    own.touch(mode=0o600)
+    own.write_text("of yesterday")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("t",), username="anna", password=password_in(own), **FAST)
+        with pytest.raises(TransportError, match="check its user name and password"):
+            await link.start()
+        own.write_text("")  # as an editor leaves it for a moment
+        with pytest.raises(TransportError, match="must hold one line, the password"):
+            await link.start()
+        own.write_text("of today")
+        await link.start()
+        await link.close()
+
+    asyncio.run(story())
 
 
 def certificates(folder, client: bool = False, ended: bool = False) -> tuple[Tls, str]:
