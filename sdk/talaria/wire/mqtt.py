@@ -427,12 +427,11 @@ class _Session:
             answer.set_result(None)
 
     def _opened(self, problem: Exception | None) -> None:
-        if self._ready.done():
-            return
-        if problem is not None:
+        if not self._ready.done() and problem is None:
+            self._ready.set_result(None)
+        elif not self._ready.done() and problem is not None:
             self._ready.set_exception(problem)
-            return
-        self._ready.set_result(None)
+            self._ready.exception()  # who has stopped waiting leaves no word of it in the log
 
     def _arrived(self, arrival: Arrival) -> None:
         if self._early is None:

@@ -575,7 +575,7 @@ def test_a_bad_url_is_refused(url, what):
         Address.parse(url)
 
 
-def test_no_line_is_written_for_a_packet_and_an_error_is_heard():
+def test_no_line_is_written_for_a_packet_and_an_error_is_heard(caplog):
     class Packet:
         def __str__(self) -> str:
             raise AssertionError("written out")
@@ -589,6 +589,8 @@ def test_no_line_is_written_for_a_packet_and_an_error_is_heard():
         assert await session.lost.wait_reason() == "link lost: failed to receive on socket: reset"
 
     asyncio.run(story())
+    gc.collect()
+    assert "never retrieved" not in caplog.text  # nobody waited for this link
 
 
 def test_an_address_hides_its_password():
