@@ -304,6 +304,30 @@ def test_an_owner_who_wants_noise_of_devices_takes_part_where_there_is_so_much(k
     assert takes_part or "wants noise of 1.1 by devices" in declined[0]["reason"]
 
 
+def test_an_owner_who_wants_more_company_while_a_round_is_on_says_no_further_word_in_it(keyed, monkeypatch):
+    fleet, begin = keyed(rounds=1, members=FOUR, privacy=SECURE), Part.begin
+
+    def begun(part, *asked):
+        said = begin(part, *asked)
+        if part.config.device == "dora":  # as after a start with another device.toml
+            part.config = replace(part.config, least=4)
+        return said
+
+    monkeypatch.setattr(Part, "begin", begun)
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("round-closed", round=1)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+    assert fleet.counted() == {1: list(FOUR[:3])}
+    (declined,) = fleet.of("progress", device="dora", phase="declined")
+    assert "fewer than the 4 that its owner asks for" in declined["reason"]
+    mine = fleet.device("anna")
+    assert Part(mine).upload(1)
+    assert Part(replace(mine, least=4)).upload(1) == b""
+
+
 def spoiling(monkeypatch, step, spoilt, liar="dora"):
     """``liar`` says ``spoilt(what it would say)`` as its word of a step, signed as it should be."""
     real = Part.answer

@@ -19,7 +19,7 @@ from talaria.federated.private_rule import coordinates_of
 from talaria.federated.run import Run
 from talaria.identity import badges
 from talaria.identity.credentials import Credentials
-from talaria.privacy.device import DeviceHalf, Identity
+from talaria.privacy.device import DeviceHalf, Identity, require_company
 from talaria.privacy.in_process import Contribution
 from talaria.privacy.messages import Agreed, Masked, Message, Opening, Shares, decode
 from talaria.privacy.terms import Terms
@@ -59,9 +59,16 @@ class Part:
         self._line = Lock()  # two words may be worked out at once, each in a thread of its own
 
     def upload(self, attempt: int) -> bytes:
-        """The masked update of ``attempt`` that is on flash, or nothing."""
+        """The masked update of ``attempt`` that is on flash, or nothing; nothing too where its owner wants more company
+        or noise by now."""
         kept = self._read()
-        return kept.masked if kept is not None and Terms.decode(kept.terms).attempt == attempt else b""
+        if kept is None or (asked := Terms.decode(kept.terms)).attempt != attempt:
+            return b""
+        try:
+            self._require_wanted(asked)
+        except ConfigError:
+            return b""
+        return kept.masked
 
     def begin(self, run: Run, terms: bytes, attempt: int, round: int, base_digest: str, bring: Bring) -> Said:
         """The first word in ``attempt``, to which ``bring`` gives what was learned in ``round``; after a reboot the
@@ -76,7 +83,8 @@ class Part:
     def answer(self, run: Run, attempt: int, data: bytes) -> Said | None:
         """What to say to the coordinator's word; None where nothing is known of that round any more.
 
-        Raises :class:`WireError` for what must not be answered.
+        Raises :class:`WireError` for what must not be answered, and :class:`ConfigError` where this device's owner
+        wants more company or noise by now.
         """
         with self._line:
             return self._answer(run, attempt, data)
@@ -86,6 +94,7 @@ class Part:
     ) -> Said:
         if (asked.fleet, asked.attempt, asked.round) != (self.config.fleet, attempt, round):
             raise WireError("secure: these are the terms of another round")
+        self._require_wanted(asked)
         coordinates, identity, kept = coordinates_of(run), self._identity(), self._read()
         if kept is not None and kept.terms == terms:
             self._half = DeviceHalf.load(kept.half, asked, coordinates, identity)
@@ -97,7 +106,6 @@ class Part:
                     f"secure: this device has helped to open a sum of round {round}; a second one, of almost the same "
                     "devices, could show what one of them sent"
                 )
-            self._require_noise(asked)
             one = bring(asked)
             self._half = DeviceHalf.begin(
                 asked, coordinates, identity, one.tensors,
@@ -113,6 +121,7 @@ class Part:
         terms = Terms.decode(kept.terms)
         if terms.attempt != attempt:
             return None
+        self._require_wanted(terms)
         if self._half is None or self._half.terms != terms:
             self._half = DeviceHalf.load(kept.half, terms, coordinates_of(run), self._identity())
         said: Message = self._half.receive(decode(data, words.MOST))
@@ -123,8 +132,10 @@ class Part:
             self._write(after)
         return Said(_STEPS[type(said)], said.encode())
 
-    def _require_noise(self, asked: Terms) -> None:
-        """What the coordinator adds to a sum that it sees does not count: no device knows of it."""
+    def _require_wanted(self, asked: Terms) -> None:
+        """Raise :class:`ConfigError` where this device's owner wants more company or noise, perhaps only by now. What
+        the coordinator adds to a sum that it sees does not count: no device knows of it."""
+        require_company(asked, self.config.least)
         have = asked.noise * asked.needed**0.5 / asked.clip if asked.noise else 0.0
         if have < self.config.least_noise:
             raise ConfigError(

@@ -353,13 +353,18 @@ class DeviceHalf:
 
 def require_terms(terms: Terms, coordinates: Coordinates, least: int = LEAST) -> None:
     """Raise :class:`ConfigError` where a device must not take part under ``terms``."""
+    require_company(terms, least)
+    if terms.coordinates != coordinates.digest:
+        raise ConfigError("secure: the terms are for another model")
+
+
+def require_company(terms: Terms, least: int) -> None:
+    """Raise :class:`ConfigError` where a sum under ``terms`` may be of fewer than ``least`` devices."""
     if min(terms.threshold, terms.needed) < least:
         raise ConfigError(
             f"secure: threshold={terms.threshold} and holders={terms.needed} hide a device among fewer than the "
             f"{least} that its owner asks for"
         )
-    if terms.coordinates != coordinates.digest:
-        raise ConfigError("secure: the terms are for another model")
 
 
 def require_agreement(
