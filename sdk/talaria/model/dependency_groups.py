@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeGuard
@@ -92,8 +92,6 @@ def _of_groups(layer: Module) -> TypeGuard[nn.GroupNorm]:
 
 def trace(model: Module, example: Tensor) -> Coupling:
     """The coupled positions of ``model`` on an input like ``example`` (batch, ...). ``model`` stays untouched."""
-    from torch_pruning import DependencyGraph
-
     twin = copy.deepcopy(model).eval()  # building leaves its model in eval mode and needs gradients everywhere
     for parameter in twin.parameters():
         parameter.requires_grad_(True)
@@ -110,9 +108,9 @@ def trace(model: Module, example: Tensor) -> Coupling:
             twin.set_submodule(name, recurrent.StandIn(layer).to(next(layer.parameters())))
     coupling = Coupling(dict(_sides(twin)))
     suspects = {**dict(_odd(twin)), **reused}
-    new_graph: Callable[[], Any] = DependencyGraph  # the package ships no types
+    coupling.refused.update(suspects)
     with torch.enable_grad(), unpacked(twin):
-        graph = new_graph().build_dependency(twin, example_inputs=example, verbose=False)
+        graph = _graph(twin, example)
     walk = _Walk(graph, LONGEST * max(coupling.sides.values(), default=0))
     names = {module: name for name, module in _named(twin)}
     for layer, name in names.items():
@@ -133,6 +131,28 @@ def trace(model: Module, example: Tensor) -> Coupling:
             _pin_all(coupling, side, range(coupling.sides.get(side, 0)), f"layer {name!r} {reason}")
         coupling.refused.setdefault(name, reason)
     return coupling
+
+
+def _graph(twin: Module, example: Tensor) -> Any:
+    """torch-pruning's graph of ``twin``. A concatenation whose parts are of unknown widths, as in a cell that a network
+    runs moment by moment, has no mapping of places there, where torch-pruning would end in a TypeError."""
+    import torch_pruning
+    from torch_pruning.dependency import shape_infer
+
+    base: Any = torch_pruning.DependencyGraph  # the package ships no types
+    shapes: Any = shape_infer
+
+    class Graph(base):  # type: ignore[misc]
+        def _build_dependency(self, module2node: Any) -> None:
+            super()._build_dependency(module2node)
+            shapes.init_shape_information(self)
+            for node in module2node.values():
+                if node.type == self.ops.OPTYPE.CONCAT:
+                    widths = [shapes.infer_channels_between(self, part, node) for part in node.inputs]
+                    if None in widths:
+                        node.module.concat_sizes, node.enable_index_mapping = [], False
+
+    return Graph().build_dependency(twin, example_inputs=example, verbose=False)
 
 
 def _named(twin: Module) -> Iterable[tuple[str, Module]]:
@@ -191,7 +211,8 @@ def _reused(model: Module, example: Tensor) -> Iterable[tuple[str, str]]:
             hook.remove()
     for name, count in calls.items():
         if count > 1:
-            yield name, f"runs {count} times in one pass"
+            again = f"runs {count} times in one pass"
+            yield name, f"{again}; a layer of its own for each would let it go, or nn.GRU for a cell"
     owners: dict[int, list[str]] = defaultdict(list)
     for key, parameter in model.named_parameters(remove_duplicate=False):
         owners[id(parameter)].append(key)

@@ -283,6 +283,30 @@ def test_tracing_that_would_never_end_is_ended_and_the_rest_still_shrinks():
     assert found.refused["odd"] == "reaches itself in a circle that tracing cannot follow"
 
 
+class _OwnCell(nn.Module):
+    """A cell written by hand over the raw input, beside convolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.front = nn.Sequential(nn.Conv1d(3, 6, 3), nn.ReLU(), nn.Conv1d(6, 4, 3))
+        self.cell = nn.Linear(3 + 5, 10)
+        self.head = nn.Linear(4 + 5, 2)
+
+    def forward(self, x):
+        h = torch.zeros(len(x), 5, dtype=x.dtype)
+        for t in range(x.size(2)):
+            gate, new = self.cell(torch.cat([x[:, :, t], h], 1)).chunk(2, 1)
+            h = h + torch.sigmoid(gate) * torch.tanh(new)
+        return self.head(torch.cat([self.front(x).mean(-1), h], 1))
+
+
+def test_a_cell_of_ones_own_is_left_whole_by_name_and_the_rest_still_shrinks():
+    found = survey(_OwnCell(), torch.randn(2, 3, 24))
+    assert "front.0" in found.layout.sizes
+    assert "runs 24 times in one pass; " in found.refused["cell"]
+    assert "nn.GRU" in found.refused["cell"]
+
+
 class _Versioned(_Tail):
     """Like torchvision's MNASNet: a state without the version that it was saved with is not taken."""
 
