@@ -53,7 +53,7 @@ def test_a_folder_takes_the_file_itself_and_from_another_disk_its_bytes(tmp_path
     assert not file.exists()
     assert kept.stat().st_ino == number
     assert kept.stat().st_mode == next((tmp_path / "others").glob("??/*")).stat().st_mode
-    assert blobs.gc((), older_s=0.001) == 0, "what was just taken over is young"
+    assert blobs.gc((), older_s=0.001).freed == 0, "what was just taken over is young"
 
     def far(*_):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
@@ -129,10 +129,10 @@ def test_what_is_read_for_the_last_time_is_verified_and_leaves_no_pages_in_memor
 
 def test_gc_keeps_what_is_in_use_and_what_is_young(blobs):
     kept, gone = blobs.put(b"kept"), blobs.put(b"gone!")
-    assert blobs.gc({kept}, older_s=60) == 0
-    assert blobs.gc({kept}, dry_run=True) == len(b"gone!")
+    assert blobs.gc({kept}, older_s=60) == (0, len(b"gone!")), "freed, and younger"
+    assert blobs.gc({kept}, dry_run=True) == (len(b"gone!"), 0)
     assert blobs.has(gone)
-    assert blobs.gc({kept}) == len(b"gone!")
+    assert blobs.gc({kept}).freed == len(b"gone!")
     assert list(blobs.digests()) == [kept]
 
 
@@ -143,16 +143,18 @@ def test_what_came_since_the_last_sweep_is_kept_where_the_clock_was_set(blobs, m
     real, day = time.time, 86_400.0
     monkeypatch.setattr(blobs_module.time, "time", lambda: real() + day)
     monkeypatch.setattr(s3_blobs, "_age", lambda found: day)
-    assert blobs.gc(in_use, older_s=3600) == 0
+    assert blobs.gc(in_use, older_s=3600).freed == 0
     assert blobs.get(update) == b"update"
-    assert blobs.gc(in_use, older_s=3600) == len(b"update"), "by the next sweep the record has had its time to name it"
+    assert blobs.gc(in_use, older_s=3600).freed == len(b"update"), (
+        "by the next sweep the record has had its time to name it"
+    )
 
 
 def test_a_name_that_is_none_of_ours_is_left_alone(blobs, depot):
     digest = blobs.put(b"ours")
     depot.spoil("ab" + "notes.txt", b"somebody else's")
     assert list(blobs.digests()) == [digest]
-    assert blobs.gc({digest}) == 0
+    assert blobs.gc({digest}).freed == 0
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(depot, monkeypatch):
@@ -170,8 +172,8 @@ def test_what_a_crash_left_in_a_folder_is_removed(tmp_path):
     blobs = FolderBlobs(tmp_path)
     kept = blobs.put(b"kept")
     (tmp_path / kept[:2] / ".half.1.part").write_bytes(b"of a crash")
-    assert blobs.gc({kept}, older_s=60) == 0
-    assert blobs.gc({kept}) == len(b"of a crash")
+    assert blobs.gc({kept}, older_s=60).freed == 0
+    assert blobs.gc({kept}).freed == len(b"of a crash")
 
 
 def test_a_put_makes_an_old_blob_young(tmp_path):
@@ -179,9 +181,9 @@ def test_a_put_makes_an_old_blob_young(tmp_path):
     digest = blobs.put(b"of an older round")
     os.utime(tmp_path / digest[:2] / digest[2:], (1, 1))
     blobs = FolderBlobs(tmp_path)
-    assert blobs.gc((), older_s=60, dry_run=True) == 17
+    assert blobs.gc((), older_s=60, dry_run=True).freed == 17
     blobs.put(b"of an older round")
-    assert blobs.gc((), older_s=60) == 0
+    assert blobs.gc((), older_s=60).freed == 0
 
 
 def test_a_put_makes_an_old_object_young(s3, monkeypatch):

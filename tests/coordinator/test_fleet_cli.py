@@ -34,7 +34,8 @@ def join(keys, folder, device):
     code = ran(fleet, "enroll", keys, device, "--json")
     code = json.loads(code)["code"]
     ran(edge, "join", folder, text=code + "\n")
-    ran(fleet, "admit", keys, folder / f"{device}.request", "-o", folder / "answer")
+    admitted = ran(fleet, "admit", keys, folder / f"{device}.request", "-o", folder / "answer", "--json")
+    assert json.loads(admitted) == {"device": device, "answer": str(folder / "answer")}
     return ran(edge, "join", folder, "--answer", folder / "answer")
 
 
@@ -45,13 +46,15 @@ def test_from_init_to_revocation(keys, tmp_path):
     assert "anna" in shown
     assert "member" in shown
     assert "good for 24.0 hours" in shown
-    ran(fleet, "revoke", keys, "anna")
-    ran(fleet, "rotate", keys)
+    assert json.loads(ran(fleet, "revoke", keys, "anna", "--json")) == {"device": "anna", "revoked": True}
+    rotated = json.loads(ran(fleet, "rotate", keys, "--json"))
     found = json.loads(ran(fleet, "list", keys, "--json"))
     assert [m["device"] for m in found["members"]] == ["anna"]
     assert found["members"][0]["revoked"] is not None
     assert found["members"][0]["until"] - found["members"][0]["since"] == 397 * 86400
     assert [c["device"] for c in found["codes"]] == ["bela"]
+    assert len(found["certificates"]) == 3
+    assert rotated["certificates"] == found["certificates"]
 
 
 def test_each_step_of_joining_prints_the_next_as_it_is_typed(keys, tmp_path, monkeypatch):

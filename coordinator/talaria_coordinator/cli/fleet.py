@@ -1,11 +1,16 @@
 """``talaria fleet``: who belongs to a fleet, and with which keys."""
 
+from __future__ import annotations
+
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from talaria_coordinator.identity.expiry import Ending
 
 app = typer.Typer(
     help="Who belongs to a fleet: its keys, one-time codes, members, revocations.",
@@ -95,6 +100,7 @@ def admit(
     folder: Folder,
     request: Annotated[Path, typer.Argument(metavar="REQUEST", help="What `talaria edge join` wrote.")],
     answer: Annotated[Path, typer.Option("-o", "--out", help="Where the answer for the device goes.")],
+    as_json: AsJson = False,
 ) -> None:
     """Let in the device whose request was made with an open code, and write the answer for it."""
     from talaria.errors import ConfigError
@@ -108,6 +114,9 @@ def admit(
     data = credentials.read(request, "give the file that `talaria edge join` wrote", LARGEST)
     made = membership.admit(folder, data)
     credentials.write(answer, made.encode())
+    if as_json:
+        typer.echo(json.dumps({"device": made.device, "answer": str(answer)}))
+        return
     typer.echo(
         f"{made.device} is a member now. On the device, with the folder of its keys: "
         f"talaria edge join FOLDER --answer {answer.name}"
@@ -115,7 +124,7 @@ def admit(
 
 
 @app.command()
-def revoke(folder: Folder, device: Device) -> None:
+def revoke(folder: Folder, device: Device, as_json: AsJson = False) -> None:
     """Shut a device out: nothing it says counts any more, and the broker refuses its certificate and every topic.
 
     A coordinator that is running notices at once: its broker reads its lists again, the device's link is cut, and what
@@ -124,20 +133,30 @@ def revoke(folder: Folder, device: Device) -> None:
     from talaria_coordinator.identity import membership
 
     membership.revoke(folder, device)
-    typer.echo(f"{device} is shut out.")
+    typer.echo(json.dumps({"device": device, "revoked": True}) if as_json else f"{device} is shut out.")
 
 
 @app.command()
-def rotate(folder: Folder) -> None:
+def rotate(folder: Folder, as_json: AsJson = False) -> None:
     """Give the broker and the coordinator new TLS keys and certificates, for 397 days from today.
 
     Devices notice nothing. Restart the coordinator to use them. A device gets new keys by a new enrolment.
     """
     from talaria_coordinator.identity import membership
+    from talaria_coordinator.identity.expiry import Ending
 
     with membership.changing(folder) as change:
         membership.renew(folder, change.roll)
+        ending = Ending.of(folder, change.roll)
+    if as_json:
+        typer.echo(json.dumps({"certificates": _ends(ending)}))
+        return
     typer.echo("New TLS keys for the broker and the coordinator; restart the coordinator to use them.")
+
+
+def _ends(ending: Ending) -> list[dict[str, str | float]]:
+    """The fleet's own certificates, and until when (seconds since 1970) each holds."""
+    return [{"what": one.what, "until": one.ends} for one in ending.own]
 
 
 @app.command("list")
@@ -163,9 +182,8 @@ def members(folder: Folder, as_json: AsJson = False) -> None:
     ending = Ending.of(folder, roll)
     warnings = ending.warnings(now)
     if as_json:
-        own = [{"what": one.what, "until": one.ends} for one in ending.own]
         facts = {"fleet": roll.fleet, "broker": roll.broker, "members": rows, "codes": waiting}
-        typer.echo(json.dumps({**facts, "certificates": own, "warnings": warnings}))
+        typer.echo(json.dumps({**facts, "certificates": _ends(ending), "warnings": warnings}))
         return
     for name, m in sorted(roll.members.items()):
         state = "revoked" if m.revoked else "member"

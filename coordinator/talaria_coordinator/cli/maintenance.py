@@ -98,9 +98,7 @@ def gc(
     # What is younger may be an update, or a model, that a coordinator has put and will name.
     alone = held(loaded.state) if hours < 1 and not dry_run else nullcontext()
     with alone, open_store(loaded, make=False) as store:
-        blobs = open_blobs(loaded)
-        freed = blobs.gc(store.blobs_in_use(), older_s=3600 * hours, dry_run=dry_run)
-        left = blobs.gc(store.blobs_in_use(), dry_run=True) - (freed if dry_run else 0)
+        freed, left = open_blobs(loaded).gc(store.blobs_in_use(), older_s=3600 * hours, dry_run=dry_run)
     text = f"{freed:,} bytes {'would be' if dry_run else 'are'} freed"
     if hours and left:
         text += f"; {left:,} more are younger than {hours:g} h, which --hours 0 frees while no coordinator serves"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,14 @@ LARGEST = 1 << 32
 
 class BlobLost(StateError):  # noqa: N818 - it is a state of affairs, which only a backup mends
     """A blob is not there, or not what its name says."""
+
+
+class Swept(NamedTuple):
+    """Bytes of blobs that nothing names."""
+
+    freed: int
+    younger: int
+    """Left, for they are not old enough."""
 
 
 class Blobs(Protocol):
@@ -59,10 +67,10 @@ class Blobs(Protocol):
         """All blobs here, in no order."""
         ...
 
-    def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
+    def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> Swept:
         """Remove blobs that are not in ``keep`` and older than ``older_s`` seconds; the bytes freed (or, with
-        ``dry_run``, that would be). Where ``older_s`` is above 0, what was put here since the sweep before is not old,
-        whatever the clocks say."""
+        ``dry_run``, that would be), and those left. Where ``older_s`` is above 0, what was put here since the sweep
+        before is not old, whatever the clocks say."""
         ...
 
 
@@ -168,20 +176,22 @@ class FolderBlobs:
             if digest is not None:
                 yield digest
 
-    def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
-        wanted, freed, now = set(keep), 0, time.time()
+    def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> Swept:
+        wanted, freed, younger, now = set(keep), 0, 0, time.time()
         if not dry_run:
             self._young.sweep()
         unused = ((digest, self._path(digest)) for digest in self.digests() if digest not in wanted)
         for digest, file in chain(unused, (("", part) for part in self.folder.glob("??/.*.part"))):
             with suppress(FileNotFoundError), self._young.lock:
                 info = file.stat()
-                if now - info.st_mtime >= older_s and not (older_s and digest in self._young):
-                    if not dry_run:
-                        file.unlink()
-                        self._sums.pop(digest, None)
-                    freed += info.st_size
-        return freed
+                if now - info.st_mtime < older_s or (older_s and digest in self._young):
+                    younger += info.st_size
+                    continue
+                if not dry_run:
+                    file.unlink()
+                    self._sums.pop(digest, None)
+                freed += info.st_size
+        return Swept(freed, younger)
 
     def _path(self, digest: str) -> Path:
         return self.folder / key_of(digest)

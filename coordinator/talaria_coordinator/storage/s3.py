@@ -18,7 +18,7 @@ import s3fs.core
 from botocore.exceptions import BotoCoreError, ClientError
 
 from talaria.errors import StateError
-from talaria_coordinator.storage.blobs import LARGEST, BlobLost, Young, digest_of, key_of, require_small
+from talaria_coordinator.storage.blobs import LARGEST, BlobLost, Swept, Young, digest_of, key_of, require_small
 
 _S3: Any = s3fs.core.S3FileSystem
 FRESH_S = 600.0
@@ -86,24 +86,28 @@ class S3Blobs:
         for digest, _ in self._listed():
             yield digest
 
-    def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> int:
-        wanted, freed = set(keep), 0
+    def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> Swept:
+        wanted, freed, younger = set(keep), 0, 0
         if not dry_run:
             self._young.sweep()
         for digest, listed in self._listed():
-            if digest in wanted or _age(listed) < older_s:
+            if digest in wanted:
                 continue
             with self._talking("removed"), self._young.lock:
-                if older_s and digest in self._young:
-                    continue
                 # Looked at once more: a put may have refreshed it since the listing.
-                found = self._info(digest)
-                if found is None or _age(found) < older_s:
+                found = listed if self._is_young(digest, listed, older_s) else self._info(digest)
+                if found is None:
+                    continue
+                if self._is_young(digest, found, older_s):
+                    younger += found["size"]
                     continue
                 if not dry_run:
                     self._fs.rm_file(self._path(digest))
             freed += found["size"]
-        return freed
+        return Swept(freed, younger)
+
+    def _is_young(self, digest: str, info: dict[str, Any], older_s: float) -> bool:
+        return _age(info) < older_s or (older_s > 0 and digest in self._young)
 
     def _listed(self) -> list[tuple[str, dict[str, Any]]]:
         with self._talking("listed"):
