@@ -218,7 +218,7 @@ def load_config(path: str | Path) -> DeviceConfig:
         >>> talaria_edge.load_config(path).device
         'anna'
     """
-    top = read_toml(Path(path))
+    top = read_toml(valid.path("settings", "path", path))
     if "device" not in top.values and not {"run", "upstream"}.isdisjoint(top.values):
         raise ConfigError(f"{path}: holds a fleet's settings; give the device's, such as device.toml")
     config = config_of(top)

@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from talaria import recorded, tasks
+from talaria import recorded, tasks, valid
 from talaria.data import arrays
 from talaria.data.federated import require_inputs
 from talaria.data.partition import stratified
@@ -65,6 +65,9 @@ class NpzSource:
     path: Path
     client: str | None = None
     labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", valid.path("data", "path", self.path))
 
     def load(self) -> DeviceData:
         if not self.path.exists():

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from talaria import plugins, tasks
+from talaria import plugins, tasks, valid
 from talaria.aggregate.validation import lost
 from talaria.data.federated import require_inputs
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
@@ -323,7 +322,7 @@ class Personalizer:
             "accuracy": None if check is None else check.to_json(),
         }
         asked = {"precision": self.plan.precision} if self.plan.precision != "fp32" else {}
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        valid.path("export", "path", path).parent.mkdir(parents=True, exist_ok=True)
         return _bundler()(
             path,
             self.model,

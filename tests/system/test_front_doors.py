@@ -13,10 +13,13 @@ from torch import nn
 import talaria
 import talaria_coordinator
 import talaria_edge
+import talaria_export
 from talaria import tensors
 from talaria.errors import ConfigError, DataError, ModelError
+from talaria.federated.kit import open_kit
 from talaria.federated.run import Member
 from talaria.model.state import state_of
+from talaria.programs.program import Program
 from talaria.simulation.run import simulate
 from talaria_coordinator.identity import membership
 from talaria_edge.data import NpzSource
@@ -257,6 +260,28 @@ def test_what_a_device_cannot_take_is_said(change, said):
     given = {"broker": "mqtt://127.0.0.1", "fleet": "watch", "data": "smartwatch", **change}
     with pytest.raises(ConfigError, match=said):
         talaria_edge.Device(given.pop("broker"), **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: talaria.data.load(Path("a.npz")), "must be text: a dataset's name, or npz:FILE"),
+        (lambda: talaria_coordinator.load_config(3), "settings: path=3 must be a path"),
+        (lambda: talaria_edge.load_config(3), "settings: path=3 must be a path"),
+        (lambda: talaria_edge.join(3, "code"), "join: folder=3 must be a path"),
+        (lambda: talaria_edge.accept_answer("identity", 3), "join: answer=3 must be a path"),
+        (lambda: NpzSource(3), "data: path=3 must be a path"),
+        (lambda: talaria_edge.FolderSource(3), "data: path=3 must be a path"),
+        (lambda: talaria_export.Predictor(3), "bundle: path=3 must be a path"),
+        (lambda: talaria_export.verify_bundle(3), "bundle: path=3 must be a path"),
+        (lambda: talaria_export.make_bundle(3, nn.Linear(4, 2), example=np.zeros((1, 4))), "bundle: path=3 must be a"),
+        (lambda: open_kit(3), "kit: path=3 must be a path"),
+        (lambda: Program.open(3), "program: path=3 must be a path"),
+    ],
+)
+def test_what_is_no_path_is_said(call, said):
+    with pytest.raises(ConfigError, match=said):
+        call()
 
 
 def test_samples_are_taken_in_every_form():

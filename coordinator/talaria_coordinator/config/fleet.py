@@ -89,6 +89,7 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
+from talaria import valid
 from talaria.config import Section, read_toml
 from talaria.errors import ConfigError
 from talaria.federated.fedbuff_run import Buffering
@@ -275,7 +276,7 @@ def load_config(path: str | Path) -> FleetConfig:
         >>> talaria_coordinator.load_config(path).run.algorithm
         'fedper'
     """
-    top = read_toml(Path(path))
+    top = read_toml(valid.path("settings", "path", path))
     if "device" in top.values:
         raise ConfigError(f"{path}: holds a device's settings, [device]; give the fleet's, such as fleet.toml")
     if top.raw("upstream", None) is not None:

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
+from talaria import valid
 from talaria.errors import ConfigError
 from talaria.identity import credentials
 from talaria.identity.enrolment import LARGEST, Answer, Code, Request
@@ -101,7 +102,7 @@ def join(folder: str | Path, code: str) -> Path:
     Example:
         ``talaria_edge.join("identity", input("Code: "))``
     """
-    return ask(Path(folder), Code.parse(code))
+    return ask(valid.path("join", "folder", folder), Code.parse(code))
 
 
 def accept_answer(folder: str | Path, answer: str | Path) -> Answer:
@@ -120,7 +121,8 @@ def accept_answer(folder: str | Path, answer: str | Path) -> Answer:
     Example:
         ``broker = talaria_edge.accept_answer("identity", "s01-left.answer").broker``
     """
-    return finish(Path(folder), read_answer(Path(answer)))
+    given = valid.path("join", "answer", answer)
+    return finish(valid.path("join", "folder", folder), read_answer(given))
 
 
 def read_answer(path: Path) -> bytes:

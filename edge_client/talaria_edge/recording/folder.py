@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import durable, inputs, npz, recorded, time
+from talaria import durable, inputs, npz, recorded, time, valid
 from talaria.errors import ConfigError, DataError, so_that_it_can_be_written, some_of
 from talaria.foreign import shown
 from talaria.tensors import Array
@@ -55,6 +55,7 @@ class FolderSource:
     """Tell the operator, with each update, how far the samples have moved since the first day: two numbers."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", valid.path("data", "path", self.path))
         for name, low, high in (("most", 1, 10_000_000), ("days", 1e-3, 36_525), ("megabytes", 0.001, LIMIT / 2**20)):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high

@@ -94,6 +94,7 @@ def make_bundle(
     :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise. Nothing is
     written then.
     """
+    valid.path("bundle", "path", path)
     check_names(variants)
     if precision not in ("fp32", "fp16"):
         raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")

@@ -13,12 +13,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from talaria import durable
+from talaria import durable, valid
 from talaria.errors import BundleError, ConfigError, so_that_it_can_be_written
 from talaria.npz import UNREADABLE
 from talaria_export.bundle.archive import Limits, pack, unpack
@@ -145,7 +144,7 @@ def save(path: str | os.PathLike[str], data: bytes) -> None:
 
     For its owner alone: a bundle holds a personal head, which says much about whose it is.
     """
-    target = Path(path)
+    target = valid.path("bundle", "path", path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         durable.write(target, data, alone=False)
@@ -162,6 +161,7 @@ def open_bundle(path: str | os.PathLike[str], limits: Limits = Limits(), *, trus
     ``trust`` is the Ed25519 public key (raw bytes or hex) that must have signed it. Without it a bundle is checked
     for damage, not for its origin. Raises :class:`~talaria.errors.BundleError` on whatever is not a sound bundle.
     """
+    valid.path("bundle", "path", path)
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:

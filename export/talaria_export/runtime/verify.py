@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import shares, tasks
+from talaria import shares, tasks, valid
 from talaria.errors import BundleError, DataError, some_of
 from talaria.types import Samples
 from talaria_export.bundle.archive import Limits
@@ -42,6 +42,7 @@ def verify_bundle(
 
     What is wrong with the bundle is in the report; only wrong arguments raise.
     """
+    valid.path("bundle", "path", path)
     name = os.fspath(path)
     try:
         bundle = open_bundle(path, limits, trust=trust)

@@ -55,6 +55,8 @@ def options_of(name: str) -> tuple[str, ...]:
 
 
 def _find(name: str) -> tuple[Callable[..., Federated], Options]:
+    if not isinstance(name, str):
+        raise ConfigError(f"dataset {shown(name)} must be text: a dataset's name, or npz:FILE")
     kind, colon, file = name.partition(":")
     if kind not in _FROM_FILE:
         if name.endswith(".npz") or (name and Path(name).is_dir() and name not in GROUP.names()):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from talaria import valid
 from talaria.errors import ConfigError, DataError, ModelError, TooLarge, WireError
 from talaria.programs import manifest as manifests
 from talaria.programs import onnx_file
@@ -62,7 +63,7 @@ class Program:
     def open(path: str | Path, limits: Limits = Limits()) -> Program:
         """The program of a file; a file that is too large is not read."""
         try:
-            with Path(path).open("rb") as file:
+            with valid.path("program", "path", path).open("rb") as file:
                 return Program(file.read(limits.file_bytes + 1), limits)
         except OSError as why:
             raise ConfigError(f"cannot read {path}: {why.strerror or why}; check the path") from None
