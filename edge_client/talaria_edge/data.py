@@ -87,12 +87,12 @@ class NpzSource:
                     f"data: {self.path} has no client {self.client!r}; set [data] client to one of {some_of(names, 20)}"
                 )
             rows = np.flatnonzero(owners == names.index(self.client))
-        if found.split is None and len(rows) < 2:
-            raise DataError(
-                f"data: {self.path} holds one sample of this device, of which none is left to be tested on; record "
-                "more, or say by split what each is for (0 train, 1 validation, 2 test)"
-            )
         if found.split is None:
+            if len(rows) < 2:
+                raise DataError(
+                    f"data: {self.path} holds one sample of this device, of which none is left to be tested on; record "
+                    "more, or say by split what each is for (0 train, 1 validation, 2 test)"
+                )
             cuts = arrays.cut(found, _strata(y))
             *cut, rest = cuts[self.client] if found.client is not None and self.client else cuts["client-0"]
         else:
@@ -130,11 +130,11 @@ class NpzSource:
     def _samples(self, found: recorded.Recorded, part: str, y: Array, rows: Array) -> Samples:
         """Those of the file's ``rows``; a refusal names a sample by its place in the file."""
         values, targets = self._inputs(found.x[rows]), np.ascontiguousarray(y[rows])
-        self._require_finite(found, "x", values, rows)
-        self._require_finite(found, "y", targets, rows)
         try:
             return Samples(values, targets)
         except DataError as error:
+            self._require_finite(found, "x", values, rows)
+            self._require_finite(found, "y", targets, rows)
             raise DataError(f"data: {self.path}, part {part!r}: {error}") from None
 
     def _require_finite(self, found: recorded.Recorded, array: str, values: Array, rows: Array) -> None:

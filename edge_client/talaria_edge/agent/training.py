@@ -153,7 +153,7 @@ class Learner:
             logger.info("%s: carried over from the run before: %s", self.config.device, found.facts())
             own = found.tensors
         now = warm_start.mask_now(self.run, self.config.plan, own)
-        if now == (rounds.mask_under(self.run, None, own) or now.layout.full()):
+        if now == warm_start.mask_before(self.run, own):
             return own
         shared, kept = self._held(model_digest)
         if kept is not None and not now.within(kept):

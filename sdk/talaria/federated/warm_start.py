@@ -102,8 +102,7 @@ def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> T
 
     Values of channels that both keep stay; a channel that comes back, and a tensor that no mask can cut, begin as on a
     new device."""
-    new = mask_now(run, member.plan, private)
-    old = rounds.mask_under(run, None, private) or new.layout.full()
+    old, new = mask_before(run, private), mask_now(run, member.plan, private)
     if old == new:
         return private
     own = without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
@@ -118,15 +117,19 @@ def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> T
     return {**({} if new.is_full else kept), **moved, **prefixed(left, feedback.PREFIX), **scale}
 
 
+def mask_before(run: Run, private: Tensors) -> ChannelMask:
+    """The mask under which a device's private state was kept, whatever its plan is by now."""
+    return rounds.mask_under(run, None, private) or rounds.layout_of(run.spec).full()
+
+
 def mask_now(run: Run, plan: Plan | None, private: Tensors) -> ChannelMask:
     """The mask of a device with this private state from now on: the one it has, where that is as wide as ``plan`` says.
     Else channels leave it in the order in which a plan leaves them out, and come back in the order in which it keeps
     them. An algorithm that prunes by itself keeps its own: a plan is its goal.
 
     Raises :class:`~talaria.errors.ConfigError` where the run cannot keep to the plan."""
-    full = rounds.layout_of(run.spec).full()
-    whole = full.layout.sizes
-    old = rounds.mask_under(run, None, private) or full
+    old = mask_before(run, private)
+    full, whole = old.layout.full(), old.layout.sizes
     if rounds.algorithm_of(run).card.prunes:
         return old
     if plan is not None:

@@ -62,7 +62,7 @@ def server_app(
         )
         strategy.start(grid)
         if file is not None:
-            _keep(Path(file), encode_model(strategy.shared, experiment.run.download))
+            _keep(file, encode_model(strategy.shared, experiment.run.download))
 
     app.main()(main)
     return app

@@ -134,8 +134,7 @@ def write_fleet(folder: Path, written: Written) -> None:
     """Make ``folder`` with all that coordinator and devices need, or nothing of it.
 
     Raises :class:`ConfigError` where the folder holds something already, a client cannot be a device, or the run cannot
-    begin, and
-    :class:`DataError` where its agent would refuse its samples.
+    begin, and :class:`DataError` where its agent would refuse its samples.
     """
     rounds.require_travels(written.run)
     rounds.first_shared(written.run)  # which refuses a run that no fleet could begin
