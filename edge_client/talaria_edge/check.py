@@ -60,9 +60,15 @@ def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Op
     yield Finding("settings", "ok", f"device {config.device!r} of fleet {config.fleet!r}")
     if left := has_left(config.state):
         yield Finding("member", "wrong", left)
-    data = None
+    data: DeviceData | None = None
+    notes: tuple[str, ...] = ()
     try:
-        data = config.source.load()
+        if isinstance(config.source, FolderSource):
+            data, notes = config.source.look()
+        else:
+            data = config.source.load()
+        for note in notes:
+            yield Finding("data", "note", note)
         if len(data.train) == 0 and isinstance(config.source, NpzSource | FolderSource):
             path = config.source.path
             raise DataError(f"data: no sample to learn from is in {path} yet; record some, or correct [data] path")
@@ -127,7 +133,7 @@ def _clock(now: float) -> Finding:
 
 def _space(config: DeviceConfig) -> Iterator[Finding]:
     place = config.state
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:  # Path.exists raises where one is closed
         place = place.parent
     free = shutil.disk_usage(place).free // 2**20
     if not os.access(place, os.W_OK):
@@ -159,7 +165,7 @@ def _engine(config: DeviceConfig) -> Iterator[Finding]:
 
 def _in_use(state: Path) -> bool:
     """Whether an agent holds the folder."""
-    if not (state / "lock").exists():
+    if not os.path.exists(state / "lock"):  # Path.exists raises where one is closed
         return False
     try:
         durable.lock(state / "lock", wait=False).close()

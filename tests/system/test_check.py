@@ -1,7 +1,9 @@
 """``talaria edge check`` names what is wrong before the first round, by field, value and mend."""
 
 import asyncio
+import errno
 import json
+import os
 import socket
 
 import numpy as np
@@ -168,3 +170,38 @@ def test_a_fleet_is_looked_at_and_hears_nothing(keyed, tmp_path, command):
         status, out, _ = command("edge", "check", written(home, broker=f"mqtt://127.0.0.1:{silent.getsockname()[1]}"))
     assert status == 1
     assert any(line.startswith("wrong  broker") for line in out.splitlines()), out
+
+
+def test_a_look_leaves_a_folder_of_windows_as_it_is(tmp_path):
+    """A round would make the folder, let the oldest files go and remember the first day; a look does nothing of it."""
+    folder = tmp_path / "windows"
+    path = written(tmp_path, data="source = 'folder'\npath = 'windows'\ndrift = true\nmost = 3")
+    found = {one.what: one for one in check(path)}
+    assert (found["data"].state, folder.exists()) == ("wrong", False)
+    folder.mkdir()
+    for number in range(6):
+        np.savez(folder / f"{number}.npz", x=np.zeros((1, 6, 32), np.float32), y=[number % 2])
+        os.utime(folder / f"{number}.npz", (1.7e9 + number, 1.7e9 + number))
+    (folder / "broken.npz").write_bytes(b"half")
+    before = sorted(one.name for one in folder.iterdir())
+    said = [(one.state, one.said) for one in check(path) if one.what == "data"]
+    assert sorted(one.name for one in folder.iterdir()) == before
+    assert [state for state, _ in said][:2] == ["note", "note"]
+    assert said[0][1].startswith(f"3 files leave {folder} before the next round")
+    assert "broken.npz is not read: " in said[1][1]
+
+
+def test_a_state_folder_that_is_closed_to_this_user_is_told(tmp_path, monkeypatch):
+    samples(tmp_path)
+    path = written(tmp_path)
+    (tmp_path / "state").mkdir()
+    closed = str(tmp_path / "state" / "mallory")
+    really = os.stat
+
+    def stat(path, *given, **options):
+        if os.fspath(path).startswith(closed) if isinstance(path, str | os.PathLike) else False:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return really(path, *given, **options)
+
+    monkeypatch.setattr(os, "stat", stat)  # who runs the tests may be root, whom no folder is closed to
+    assert "settings" in {one.what for one in check(path)}

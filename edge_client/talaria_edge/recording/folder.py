@@ -8,7 +8,7 @@ import logging
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,7 +72,35 @@ class FolderSource:
 
         Raises :class:`~talaria.errors.DataError` where the folder cannot be used, or a label is none of this device's.
         """
-        windows = self._kept()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unusable(self.path, error) from None
+        return self._loaded(*self._kept(), remember=True)
+
+    def look(self) -> tuple[DeviceData, tuple[str, ...]]:
+        """What :meth:`load` would give, and what it would say of files: those that it could not read, and those that it
+        would remove. The folder stays as it is: nothing is made, removed or remembered there.
+
+        Raises :class:`~talaria.errors.DataError` as :meth:`load`, and where there is no folder yet.
+        """
+        windows, over, unread = self._kept()
+        notes = []
+        if over:
+            names = some_of([path.name for path in over], 6)
+            notes.append(f"{len(over)} files leave {self.path} before the next round, as [data] most, megabytes and "
+                         f"days have it: {names}; raise these to keep them")  # fmt: skip
+        notes += [f"{path} is not read: {why}" for path, why in list(unread.items())[:6]]
+        return self._loaded(windows, (), unread, remember=False), tuple(notes)
+
+    def _loaded(
+        self, windows: list[_Window], over: Sequence[Path], unread: Mapping[Path, str], *, remember: bool
+    ) -> DeviceData:
+        for path in over:
+            with suppress(OSError):
+                path.unlink()
+        for path, why in unread.items():
+            logger.info("%s is not read: %s", path.name, why)  # half written, or no window: it leaves with age
         late = self.queue.read()
         given = self._of_one_form(windows, [self._labels(one, late) for one in windows])
         held = _held_out([one.name for one in windows])
@@ -96,7 +124,8 @@ class FolderSource:
         )
         rest = np.stack(unlabelled) if unlabelled else None
         files = {name: held for name, (_, _, held) in zip(recorded.PARTS, parts, strict=True)}
-        return DeviceData(train, val, test if len(test) else None, self._drift(windows, given), rest, files)
+        told = self._drift(windows, given, remember)
+        return DeviceData(train, val, test if len(test) else None, told, rest, files)
 
     def record(self, x: Any, y: Label | None = None) -> str:
         """Keep one window ``x`` (the model's input shape, or a dict of its named inputs), with its label where it is
@@ -147,26 +176,27 @@ class FolderSource:
             return False
         return id == name or id in (f"{name}/{row}" for row in range(rows))
 
-    def _kept(self) -> list[_Window]:
-        """The files that stay, oldest first; the others are removed."""
+    def _kept(self) -> tuple[list[_Window], list[Path], dict[Path, str]]:
+        """The windows of the files that stay, oldest first; the files that are to leave, and those that cannot be read,
+        with the reason."""
         now, room, left = time.time(), self.megabytes * 2**20, self.most
         budget, found, over = LIMIT, [], False
+        leaving: list[Path] = []
+        unread: dict[Path, str] = {}
         for path, size, at in reversed(self._files()):
             if size > self.megabytes * 2**20:
-                logger.warning("%s is removed: its %d bytes are more than [data] megabytes allows", path, size)
-                with suppress(OSError):
-                    path.unlink()
+                logger.warning("%s is too large: its %d bytes are more than [data] megabytes allows", path, size)
+                leaving.append(path)
                 continue
             over = over or size > room or left <= 0 or (self.days is not None and now - at > self.days * drift.DAY_S)
             if over:
-                with suppress(OSError):
-                    path.unlink()
+                leaving.append(path)
                 continue
             room -= size
             try:
                 one = _read(path, at, budget)
             except DataError as error:
-                logger.info("%s is not read: %s", path.name, error)  # half written, or no window: it leaves with age
+                unread[path] = str(error)
                 continue
             budget -= one.x.nbytes
             if len(one.x) > left:
@@ -181,12 +211,11 @@ class FolderSource:
         if odd:
             logger.warning("%s: not read, as their windows have another shape than %s: %s", self.path, shape,
                            some_of(odd, 6))  # fmt: skip
-        return [one for one in reversed(found) if one.x.shape[1:] == shape]
+        return [one for one in reversed(found) if one.x.shape[1:] == shape], leaving, unread
 
     def _files(self) -> list[tuple[Path, int, float]]:
         """Files, their bytes and when they were written, oldest first."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             found = []
             with os.scandir(self.path) as entries:
                 for entry in entries:
@@ -196,7 +225,7 @@ class FolderSource:
                                 stat = entry.stat(follow_symlinks=False)
                                 found.append((Path(entry.path), stat.st_size, stat.st_mtime))
         except OSError as error:
-            raise DataError(f"data: {self.path} cannot be read ({error.strerror}); give a folder of windows") from None
+            raise _unusable(self.path, error) from None
         return sorted(found, key=lambda one: (one[2], one[0].name))
 
     def _labels(self, one: _Window, late: dict[str, Label]) -> list[Any]:
@@ -234,14 +263,14 @@ class FolderSource:
             )
         return self.labels.index(label)
 
-    def _drift(self, windows: list[_Window], given: list[list[Any]]) -> dict[str, float]:
+    def _drift(self, windows: list[_Window], given: list[list[Any]], remember: bool) -> dict[str, float]:
         if not self.drift or not windows:
             return {}
         begun = min(one.at for one in windows)
         first = drift.read(self.path)
         if first is None:
             first = _shape([one for one in zip(windows, given, strict=True) if one[0].at - begun < drift.DAY_S])
-            if time.time() - begun >= drift.DAY_S and first.labels:
+            if remember and time.time() - begun >= drift.DAY_S and first.labels:
                 try:
                     drift.remember(self.path, first)
                 except OSError as error:
@@ -264,6 +293,12 @@ class _Window:
         """The newest of its windows."""
         y, split = (None if one is None else one[-count:] for one in (self.y, self.split))
         return _Window(self.name, self.at, self.x[-count:], y, split, self.begin + len(self.x) - count)
+
+
+def _unusable(path: Path, error: OSError) -> DataError:
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"data: there is no folder {path} yet; record some, or correct [data] path")
+    return DataError(f"data: {path} cannot be read ({error.strerror}); give a folder of windows")
 
 
 def _window(x: Any) -> Array:

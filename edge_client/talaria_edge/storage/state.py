@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -354,7 +355,7 @@ class DeviceStore:
 def has_left(folder: Path) -> str:
     """What to say of a device whose owner took it out of its fleet; empty for any other."""
     path = folder / LEFT
-    if not path.exists():
+    if not os.path.exists(path):  # Path.exists raises where the folder is closed to this user
         return ""
     try:
         found = json.loads(path.read_bytes())
