@@ -34,6 +34,10 @@ _KEPT = re.compile(r"#[0-9]+$")
 _beside: list[str] = []
 
 
+class NotAllowedError(ConfigError):
+    """A name needs the code of a package that its owner has given no leave for."""
+
+
 def look_in(folder: Path) -> None:
     """Let ``module:Name`` find modules in ``folder`` too, where no installed one has that name. The command line does
     so with the current folder, as ``python -m`` does; nothing is looked for there before such a name is used."""
@@ -195,8 +199,8 @@ class Group:
         return f"{some_of(self.names(), 30)}, or module:Name"
 
 
-def _not_allowed(kind: str, name: str, package: str, mend: str) -> ConfigError:
-    return ConfigError(
+def _not_allowed(kind: str, name: str, package: str, mend: str) -> NotAllowedError:
+    return NotAllowedError(
         f"{kind} {shown(name)} is of package {package!r}, which is not allowed; {mend.format(package=package)}"
     )
 

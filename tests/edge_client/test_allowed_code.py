@@ -26,6 +26,9 @@ def test_a_device_declines_what_its_owner_does_not_allow(house, run_all, a_run):
         tasks = [asyncio.ensure_future(each) for each in work]
         while not one.of("declined", "bela") or not one.of("trained", "anna"):
             await asyncio.sleep(0.05)
+        for _ in range(3):  # as each minute
+            one.hub.publish("fl/1/watch/co/state", one.hub.retained["fl/1/watch/co/state"], retain=True)
+            await asyncio.sleep(0.05)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -35,6 +38,9 @@ def test_a_device_declines_what_its_owner_does_not_allow(house, run_all, a_run):
     assert "algorithm 'mypkg.mine:FedHalf' is of package 'mypkg', which is not allowed" in said
     assert '[code] allow = ["mypkg"] in device.toml' in said
     assert not one.of("trained", "bela")
+    (error,) = one.of("error", "bela")  # once, and not with each word of the coordinator; no update would help
+    assert error["error"].endswith('[code] allow = ["mypkg"] in device.toml')
+    assert len(one.of("coordinator", "anna")) == 1
 
 
 DEVICE = """

@@ -20,7 +20,7 @@ from typing import Any
 from talaria import time
 from talaria.errors import ConfigError, StateError, TalariaError, said
 from talaria.federated.run import Run
-from talaria.plugins import has_torch
+from talaria.plugins import NotAllowedError, has_torch
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
@@ -97,6 +97,8 @@ class Agent:
         self._called: a.Train | None = None
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
+        self._met: tuple[int, bytes] | None = None
+        """The coordinator's epoch and run that were told last."""
         self.was_up = False
         self._served: tuple[str, bytes] | None = None  # the run and the global model that were personalized last
         self._result: dict[str, Any] | None = None
@@ -266,20 +268,26 @@ class Agent:
 
     def _meet(self, seen: a.CoordinatorSeen) -> None:
         if not seen.online:
+            self._met = None
             self._tell("coordinator-away", epoch=seen.epoch)
             return
+        # Its state comes again each minute, and is told only where it says something else.
+        new, self._met = self._met != (seen.epoch, seen.spec), (seen.epoch, seen.spec)
         try:
             run = Run.from_json(seen.spec.decode("utf-8", "replace"), self.config.allow)
         except ConfigError as error:
             self._learner, self._planning = None, None
             self._cannot = f"the coordinator's run cannot be learned here: {error}"
-            self._tell("error", error=f"{self._cannot}; update this device")
+            mend = "" if isinstance(error, NotAllowedError) else "; update this device"
+            if new:
+                self._tell("error", error=f"{self._cannot}{mend}")
             self._decline()
             return
         if self._planning == run:
             return
         self._planning, self._cannot = None, ""
-        self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
+        if new:
+            self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
         if self._learner is not None and self._learner.run == run:
             self._begin()
         elif self._builds_nothing() and not equipped(self._store, run):
