@@ -92,17 +92,30 @@ class Group:
         if name in self._here:
             return self._here[name]
         what = f"{self.kind} {shown(name)}"
-        if not self._is_reference(name):
-            entry = self._entry(name)
-            if entry is None:
-                raise ConfigError(f"{what} is unknown{nearest(name, self.names())}; use {self._choice()}")
-            name = entry.value.partition("[")[0].strip().replace(" ", "")
-            if not self._is_reference(name):
-                raise ConfigError(
-                    f"{what}: its entry point {shown(entry.value)} must read module:Name; mend its package"
-                )
-        module, _, attribute = name.partition(":")
+        module, _, attribute = self._reference(what, name).partition(":")
         return _attribute(what, _module(what, module, self.built_in), attribute)
+
+    def require_installed(self, name: str) -> None:
+        """Raise :class:`ConfigError` where ``name`` is known to be nothing, as :meth:`find` does. Nothing is imported:
+        of ``module:Name`` it is looked whether the package is there."""
+        if name in self.built_in or name in self._here:
+            return
+        what = f"{self.kind} {shown(name)}"
+        top = self._reference(what, name).partition(":")[0].partition(".")[0]
+        if not _is_there(top):
+            raise _no_module(what, top, self.built_in)
+
+    def _reference(self, what: str, name: str) -> str:
+        """``module:Name`` as it stands, or of the entry point ``name``."""
+        if self._is_reference(name):
+            return name
+        entry = self._entry(name)
+        if entry is None:
+            raise ConfigError(f"{what} is unknown{nearest(name, self.names())}; use {self._choice()}")
+        found = entry.value.partition("[")[0].strip().replace(" ", "")
+        if not self._is_reference(found):
+            raise ConfigError(f"{what}: its entry point {shown(entry.value)} must read module:Name; mend its package")
+        return found
 
     def names(self) -> list[str]:
         """What is found without an import path: built-in names, then those of entry points."""
@@ -228,23 +241,33 @@ def _entry(group: str, name: str, path: tuple[str, ...]) -> EntryPoint:
 
 
 def _module(what: str, name: str, built_in: Collection[str]) -> ModuleType:
-    top = name.partition(".")[0]
     try:
-        if top not in sys.modules and find_spec(top) is None:
-            sys.path += [folder for folder in _beside if folder not in sys.path]
-            invalidate_caches()
+        _is_there(name.partition(".")[0])
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _failed(what, name, error) from error
-        raise ConfigError(
-            f"{what}: there is no module {error.name!r}{nearest(error.name, built_in)}; install its package where this "
-            "runs, or start in the folder that holds it"
-        ) from None
+        raise _no_module(what, error.name, built_in) from None
     except TalariaError:
         raise
     except (Exception, SystemExit) as error:
         raise _failed(what, name, error) from error
+
+
+def _is_there(top: str) -> bool:
+    """Whether the package ``top`` can be imported: one of the folders of :func:`look_in` may have it."""
+    if top in sys.modules or find_spec(top) is not None:
+        return True
+    sys.path += [folder for folder in _beside if folder not in sys.path]
+    invalidate_caches()
+    return find_spec(top) is not None
+
+
+def _no_module(what: str, name: str, built_in: Collection[str]) -> ConfigError:
+    return ConfigError(
+        f"{what}: there is no module {name!r}{nearest(name, built_in)}; install its package where this runs, or start "
+        "in the folder that holds it"
+    )
 
 
 def _failed(what: str, module: str, error: BaseException) -> ConfigError:

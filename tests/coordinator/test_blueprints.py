@@ -1,8 +1,13 @@
 """A coordinator that has imported torch works a run's model out once, before its threads ask for it."""
 
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+
+import mypkg
 
 from talaria.federated import rounds
 from talaria.federated.run import Run
@@ -31,3 +36,27 @@ def test_a_run_that_is_extended_has_the_blueprint_that_it_had(tmp_path):
     for one in (run, replace(run, rounds=5), replace(run, rounds=9)):
         blueprints.prepare(one, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+SETTINGS = """
+import sys
+from pathlib import Path
+from talaria_coordinator.config.fleet import load_config
+print(load_config(Path(sys.argv[1])).run.spec.name, "torch" in sys.modules)
+"""
+
+
+def test_a_model_of_ones_own_is_not_imported(tmp_path):
+    """It held the whole of torch, 550 MB, in a service that promises none, and each command waited for it."""
+    fleet = tmp_path / "fleet.toml"
+    spec = '[run.spec]\nname = "mypkg.nets:plain"\ninput_shape = [6]\nclasses = 3\n'
+    fleet.write_text(f'[fleet]\nname = "a"\ndevices = 2\n[run]\nalgorithm = "fedavg"\nrounds = 1\n{spec}')
+    done = subprocess.run(
+        [sys.executable, "-c", SETTINGS, str(fleet)],
+        env=os.environ | {"PYTHONPATH": str(Path(mypkg.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "mypkg.nets:plain False\n"

@@ -3,6 +3,7 @@ by the name of an entry point in ``talaria.models`` or as ``module:factory``; a 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -313,9 +314,13 @@ def left_whole(spec: ModelSpec) -> str:
 
 def require(name: str) -> None:
     """Raise :class:`ConfigError`, with the models there are, unless ``name`` is one of them. Where there is no torch,
-    another package's is not looked for: nothing could make it, and its programs need no code here."""
-    if not GROUP.is_foreign(name) or plugins.has_torch():
+    another package's is not looked for: nothing could make it, and its programs need no code here. Where torch was not
+    imported yet, as in a coordinator, its package is looked for and not imported, which would import torch: whoever
+    makes the model finds the rest."""
+    if not GROUP.is_foreign(name) or (plugins.has_torch() and "torch" in sys.modules):
         _entry(name)
+    elif plugins.has_torch():
+        GROUP.require_installed(name)
 
 
 def require_allowed(name: object, allow: Collection[str], mend: str) -> None:
