@@ -1,5 +1,7 @@
 """Settings, data sets and options that are wrong: each is answered by field, value and mend, never by a traceback."""
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -65,6 +67,12 @@ def samples(**changed):
         ('"watch"', '"a/b"', "name", "'a/b'", "must be 1 to 36 of a-z"),
         ("devices = 2", 'devices = "two"', "[fleet] devices", "'two'", "must be a whole number, 0 or more"),
         ("devices = 2", 'devices = 2\nmember = ["a"]', "[fleet] member", "['a']", "did you mean 'members'?"),
+        ("devices = 2", "device = 2", "[fleet] device", "2", "did you mean 'devices'?"),
+        ("devices = 2", 'devices = 2\nmembers = ["a"]', "fleet: devices", "2", "leave one of them out"),
+        ("[fleet]", "[flet]", "[fleet] name", "is missing", "is [fleet] what [flet] is meant to be?"),
+        ("[run]", "[membrs]\na = 1\n[run]", "membrs", "'a': 1", "known are api, broker, canary, fleet, gateways"),
+        ("[run]", "[privacy]\nsecur = true\n[run]", "[privacy] secur", "True", "did you mean 'secure'?"),
+        ("[run]", '[broker]\nusername = "me"\n[run]', "broker: username", "'me'", "give its url"),
         ("devices = 2", "devices = 2\naway_days = -1", "[fleet] away_days", "-1", "must be a number in 0..36500"),
         ("[run]", "[round]\nquorum = 0.5\n[run]", "round", "'quorum': 0.5", "did you mean 'rounds'?"),
         ("[run]", "[rounds]\nquorum = 1.5\n[run]", "[rounds] quorum", "1.5", "must be a number in 0..1"),
@@ -99,6 +107,28 @@ def test_a_wrong_fleet(said, tmp_path, old, new, field, value, mend):
         assert words in text
 
 
+def test_a_fleet_whose_keys_are_not_there(said, tmp_path):
+    (tmp_path / "fleet.toml").write_text(FLEET.lstrip() + '[identity]\nfolder = "keys"\n')
+    text = said("coordinator", "serve", "fleet.toml")
+    assert "identity: keys/broker/ca.crt cannot be read" in text
+    assert "let [identity] folder be the one that `talaria fleet init` made" in text
+
+
+@pytest.mark.parametrize("file", ["mosquitto.conf", "port"])
+def test_a_brokers_file_that_the_disk_refuses(said, tmp_path, monkeypatch, file):
+    write = Path.write_text
+
+    def full(path, *given, **options):
+        if path.name == file and path.parent.name == "broker":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write(path, *given, **options)
+
+    (tmp_path / "fleet.toml").write_text(FLEET.lstrip())
+    monkeypatch.setattr(Path, "write_text", full)
+    text = said("coordinator", "serve", "fleet.toml")
+    assert f"broker: state/broker/{file} cannot be written (No space left on device); free space there" in text
+
+
 @pytest.mark.parametrize(
     ("old", "new", "field", "value", "mend"),
     [
@@ -108,6 +138,7 @@ def test_a_wrong_fleet(said, tmp_path, old, new, field, value, mend):
         ("mqtt://127.0.0.1:1", "127.0.0.1:x", "broker", "'127.0.0.1:x'", "write mqtt://host:1883"),
         ('"npz"', '"csv"', "[data] source", "'csv'", 'write "npz" or "folder"'),
         ("mine.npz", "none.npz", "data", "none.npz", "correct [data] path"),
+        ("[data]", "[budget]\nlatency_ratio = 0.5\n[gard]\n[data]", "gard", "{}", "did you mean 'guard'?"),
         ("[data]", '[plan.widths]\nconv1 = "all"\n[data]', "[plan.widths] conv1", "'all'", "whole number, 1 or more"),
     ],
 )

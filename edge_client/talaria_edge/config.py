@@ -65,6 +65,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -221,9 +222,7 @@ def load_config(path: str | Path) -> DeviceConfig:
     top = read_toml(valid.path("settings", "path", path))
     if "device" not in top.values and not {"run", "upstream"}.isdisjoint(top.values):
         raise ConfigError(f"{path}: holds a fleet's settings; give the device's, such as device.toml")
-    config = config_of(top)
-    top.done()
-    return config
+    return config_of(top)
 
 
 def config_of(top: Section, source: DataSource | None = None) -> DeviceConfig:
@@ -232,7 +231,8 @@ def config_of(top: Section, source: DataSource | None = None) -> DeviceConfig:
     identity, guard, code = top.table("identity"), top.table("guard"), top.table("code")
     home, privacy, budget = top.table("home_assistant"), top.table("privacy"), top.table("budget")
     name = device.text("id")
-    config = DeviceConfig(
+    made = partial(  # what stands in the wrong place is told before what lacks by that
+        DeviceConfig,
         device=name,
         fleet=fleet.text("name"),
         broker=fleet.text("broker"),
@@ -263,7 +263,8 @@ def config_of(top: Section, source: DataSource | None = None) -> DeviceConfig:
     )
     for section in (device, fleet, identity, data, plan, budget, guard, code, home, privacy):
         section.done()
-    return config
+    top.done()
+    return made()
 
 
 def _source(data: Section, device: str, labels: tuple[str, ...], allow: tuple[str, ...]) -> DataSource:

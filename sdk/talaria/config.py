@@ -68,8 +68,8 @@ class Section:
     talaria.errors.ConfigError: fleet.toml: [broker] prot=1 is unknown; did you mean 'port'?
     """
 
-    def __init__(self, values: Mapping[str, Any], file: str, name: str = "") -> None:
-        self.values, self.file, self.name = dict(values), file, name
+    def __init__(self, values: Mapping[str, Any], file: str, name: str = "", nearly: str = "") -> None:
+        self.values, self.file, self.name, self._nearly = dict(values), file, name, nearly
         self._asked: set[str] = set()
 
     def bad(self, field: str, rule: str) -> ConfigError:
@@ -78,7 +78,9 @@ class Section:
         name = field if len(field) <= 80 else f"{field[:80]}..."
         if field not in self.values:
             near = difflib.get_close_matches(field, [one for one in self.values if one not in self._asked], 1)
-            told = f" (is it what {near[0][:80]}={shown(self.values[near[0]])} is meant to be?)" if near else ""
+            told = (
+                f" (is it what {near[0][:80]}={shown(self.values[near[0]])} is meant to be?)" if near else self._nearly
+            )
             return ConfigError(f"{self.file}: {where}{name} is missing; it {rule}{told}")
         return ConfigError(f"{self.file}: {where}{name}={shown(self.values[field])} {rule}")
 
@@ -145,7 +147,12 @@ class Section:
         value = self._get(field, {}, "must be a table")
         if not isinstance(value, dict):
             raise self.bad(field, "must be a table")
-        return Section(value, self.file, f"{self.name}.{field}" if self.name else field)
+        name, nearly = f"{self.name}.{field}" if self.name else field, ""
+        if field not in self.values:
+            tables = [one for one, inside in self.values.items() if isinstance(inside, dict) and one not in self._asked]
+            near = difflib.get_close_matches(field, tables, 1)
+            nearly = f" (is [{name}] what [{near[0][:80]}] is meant to be?)" if near else ""
+        return Section(value, self.file, name, nearly)
 
     def raw(self, field: str, default: _Default) -> Any | _Default:
         """The value as it stands, for whoever checks it."""

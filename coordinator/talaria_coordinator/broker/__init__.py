@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-from talaria.errors import ConfigError, StateError, TransportError
+from talaria.errors import ConfigError, StateError, TransportError, so_that_it_can_be_written
 from talaria.foreign import shown
 from talaria.wire.chunks import CHUNK
 from talaria_coordinator.broker import mosquitto
@@ -105,7 +105,8 @@ def open_broker(
         wanted = port or _remembered(host, folder)
         own = partial(mosquitto.config, devices=devices, chunk=chunk)
         with _mosquitto(binary, host, wanted, folder, security, own) if binary else _amqtt(host, wanted) as broker:
-            (folder / "port").write_text(str(urlsplit(broker.url).port))
+            with _writing(folder):
+                (folder / "port").write_text(str(urlsplit(broker.url).port))
             yield broker
 
 
@@ -134,6 +135,16 @@ def _folder(state: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="talaria-broker-") as name:
         yield Path(name)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """What the disk refuses of the broker's files, as a :class:`~talaria.errors.StateError`."""
+    try:
+        yield
+    except OSError as error:
+        mend = so_that_it_can_be_written(error)
+        raise StateError(f"broker: {error.filename or folder} cannot be written ({error.strerror}); {mend}") from None
 
 
 def _remembered(host: str, folder: Path) -> int:
@@ -198,23 +209,26 @@ def _mosquitto(
     if port:
         _require_port(host, port)
     data, log, config = folder / "persistence", folder / "mosquitto.log", folder / "mosquitto.conf"
-    if (
-        os.geteuid() == 0
-        and folder.stat().st_mode & stat.S_IRWXU == stat.S_IRWXU
-        and not folder.stat().st_mode & stat.S_IXOTH
-    ):
-        folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
-    data.mkdir(mode=0o700, exist_ok=True)
-    if security is not None:
-        mosquitto.copy(security, data)
-    (user, ids), keys = _account(data, binary), None if security is None else data
+    with _writing(folder):
+        if (
+            os.geteuid() == 0
+            and folder.stat().st_mode & stat.S_IRWXU == stat.S_IRWXU
+            and not folder.stat().st_mode & stat.S_IXOTH
+        ):
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+        data.mkdir(mode=0o700, exist_ok=True)
+        if security is not None:
+            mosquitto.copy(security, data)
+        (user, ids), keys = _account(data, binary), None if security is None else data
     for attempt in (1, 2, 3):
         chosen = port or _free_port(host)
-        config.write_text(told(host, chosen, data, user=user, security=keys))
+        with _writing(folder):
+            config.write_text(told(host, chosen, data, user=user, security=keys))
         # A port below 1024 is root's: Mosquitto opens it and changes its user itself.
         account = ids if chosen >= 1024 else (-1, -1)
         answers = partial(_answers, host=host, port=chosen)
-        child = Keeper([str(binary), "-c", str(config)], log, answers, account, partial(mosquitto.forget, data))
+        with _writing(folder):
+            child = Keeper([str(binary), "-c", str(config)], log, answers, account, partial(mosquitto.forget, data))
         try:
             if child.ready():
                 url = f"mqtts://{reached(host)}:{chosen}" if security else f"mqtt://{host}:{chosen}"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from talaria.errors import ConfigError
 from talaria.identity import credentials
 from talaria.wire.chunks import CHUNK
 from talaria.wire.frames import MAX_HEADER, OVERHEAD
@@ -149,11 +150,18 @@ _SECURE = (
 
 
 def copy(source: Path, target: Path) -> None:
-    """Bring the files of ``source`` to the broker's own folder, in place: they keep the owner they have there."""
+    """Bring the files of ``source`` to the broker's own folder, in place: they keep the owner they have there. Raises
+    :class:`~talaria.errors.ConfigError` where one cannot be read."""
     credentials.settle_pair(source / "server")
     target.mkdir(mode=0o700, exist_ok=True)
     for name in FILES:
-        data = (source / name).read_bytes()
+        try:
+            data = (source / name).read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"identity: {source / name} cannot be read ({error.strerror}); let [identity] folder be the one that "
+                "`talaria fleet init` made, with its broker/ in it"
+            ) from None
         handle = os.open(target / name, os.O_WRONLY | os.O_CREAT, 0o600)
         with os.fdopen(handle, "wb") as out:
             out.truncate(0)

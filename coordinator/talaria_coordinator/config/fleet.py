@@ -82,10 +82,11 @@ momentum = 0.9
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import URL
 
@@ -148,6 +149,9 @@ class Canary:
             raise ConfigError(f"canary: rounds={self.rounds} must be in 1..10000: learned before the gates are asked")
 
 
+_Read = TypeVar("_Read")
+
+
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
     """Everything that a coordinator needs for one fleet. ``members`` (or, where empty, the first ``devices`` to
@@ -205,6 +209,11 @@ class FleetConfig:
     def __post_init__(self) -> None:
         require_no_password(self.broker)
         require_login("broker", self.username, self.password_file)
+        if self.username is not None and "://" not in self.broker:
+            raise ConfigError(
+                f"broker: username={shown(self.username)} is for a broker that runs already; give its url, or leave "
+                f"username and password_file out: the one that url={self.broker!r} starts asks for none"
+            )
         if not re.fullmatch(FLEET_NAME, self.name):
             raise ConfigError(f"fleet: name={shown(self.name)} must be {FLEET_RULE}")
         for member in self.members:
@@ -213,6 +222,10 @@ class FleetConfig:
         if not self.members and self.devices < 1:
             raise ConfigError(
                 f"fleet: devices={self.devices} must be at least 1: how many to wait for; or name them in members=[...]"
+            )
+        if self.members and self.devices not in (0, len(self.members)):
+            raise ConfigError(
+                f"fleet: devices={self.devices} are not the {len(self.members)} of members=[...]; leave one of them out"
             )
         if self.grows and self.members:
             raise ConfigError(
@@ -280,12 +293,9 @@ def load_config(path: str | Path) -> FleetConfig:
     if "device" in top.values:
         raise ConfigError(f"{path}: holds a device's settings, [device]; give the fleet's, such as fleet.toml")
     if top.raw("upstream", None) is not None:
-        config = site_of(top, run_above(top.table("fleet").path("state", "state")))
-    else:
-        buffering = buffering_of(top.table("rounds"))
-        config = config_of(top, run_of(top.table("run"), asynchronous=buffering is not None))
-    top.done()
-    return config
+        return site_of(top, run_above(top.table("fleet").path("state", "state")))
+    buffering = buffering_of(top.table("rounds"))
+    return config_of(top, run_of(top.table("run"), asynchronous=buffering is not None))
 
 
 def site_of(top: Section, run: Run) -> FleetConfig:
@@ -299,7 +309,13 @@ def config_of(top: Section, run: Run) -> FleetConfig:
     identity = top.table("identity")
     rule = rounds.text("aggregator", None)
     buffering = buffering_of(rounds)
-    config = FleetConfig(
+
+    def table(name: str, read: Callable[[Section], _Read]) -> _Read | None:
+        section = top.table(name)
+        return read(section) if name in top.values else None
+
+    made = partial(  # what stands in the wrong place is told before what lacks by that
+        FleetConfig,
         name=fleet.text("name"),
         run=run,
         state=fleet.path("state", "state"),
@@ -323,16 +339,17 @@ def config_of(top: Section, run: Run) -> FleetConfig:
         retry_s=rounds.number("retry_s", 2.0, low=0.05, high=3600),
         aggregator=None if rule is None else located(rule, Path(top.file).parent),
         max_update=rounds.whole("max_update", 64 << 20, low=1024, high=2**32),
-        canary=canary_of(top.table("canary")) if "canary" in top.values else None,
-        privacy=privacy_of(top.table("privacy"), run) if "privacy" in top.values else None,
+        canary=table("canary", canary_of),
+        privacy=table("privacy", lambda section: privacy_of(section, run)),
         store=store_of(top.table("store")),
-        workers=workers_of(top.table("ingest")) if "ingest" in top.values else 0,
+        workers=table("ingest", workers_of) or 0,
         gateways=gateways_of(top.table("gateways")),
-        api=api_of(top.table("api")) if "api" in top.values else None,
+        api=table("api", api_of),
     )
     for section in (fleet, broker, identity, rounds):
         section.done()
-    return config
+    top.done()
+    return made()
 
 
 def canary_of(section: Section) -> Canary:

@@ -32,9 +32,8 @@ class PrivacyConfig:
 def privacy_of(section: Section, run: Run) -> PrivacyConfig:
     """What a ``[privacy]`` table says, with the noise that its budget needs for all rounds of ``run``."""
     step_s = section.number("step_s", PrivacyConfig.step_s, low=1.0, high=86_400.0)
-    given: dict[str, Any] = {
-        field.name: section.raw(field.name, None) for field in fields(Privacy) if field.name in section.values
-    }
+    found = {field.name: section.raw(field.name, None) for field in fields(Privacy)}
+    given: dict[str, Any] = {name: value for name, value in found.items() if name in section.values}
     section.done()
     rule = Privacy(**given)
     require_private(run, rule)
