@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -177,7 +178,7 @@ def spoken(hint: Any) -> str:
         parts = dict.fromkeys(spoken(part) for part in get_args(hint))
         return " or ".join(sorted(parts, key=lambda part: part == _WORDS[NoneType]))
     if origin in (tuple, list):
-        return "a list"
+        return "a list of whole numbers, such as 9,10" if get_args(hint)[:1] == (int,) else "a list"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
@@ -208,6 +209,18 @@ def _hint(declared: Any, default: Any) -> Any:
     return type(default) if isinstance(default, bool | int | float | str) else Any
 
 
+def _listed(value: Any, part: Any) -> Any:
+    """What a command says of a list: ``a,b`` as texts, ``9,10`` or ``9`` as numbers; anything else as it is."""
+    if part is str and isinstance(value, str):
+        return value.split(",")
+    if part in (int, float) and type(value) in (int, float):
+        return (value,)
+    if part in (int, float) and isinstance(value, str):
+        with suppress(ValueError):
+            return [part(one) for one in value.split(",") if one]
+    return value
+
+
 def _fitted(value: Any, hint: Any) -> Any:
     """``value`` as ``hint`` has it; ``MISSING`` where it does not fit. What no hint here says is taken as it is."""
     origin, parts = get_origin(hint), get_args(hint)
@@ -218,8 +231,8 @@ def _fitted(value: Any, hint: Any) -> Any:
     if origin in (Union, UnionType):
         return next((made for part in parts if (made := _fitted(value, part)) is not MISSING), MISSING)
     if origin is tuple:
-        if isinstance(value, str) and parts == (str, ...):
-            value = value.split(",")  # as a command has it
+        if parts[1:] == (...,):
+            value = _listed(value, parts[0])
         if not isinstance(value, list | tuple):
             return MISSING
         wanted = parts[:1] * len(value) if parts[1:] == (...,) else parts

@@ -116,6 +116,8 @@ def test_other_newcomers(watch: Federated) -> None:
     assert list(other.newcomers) == ["s01-left", "s01-right"]
     assert len(other.clients) == 18
     assert load("smartwatch", newcomers=()).newcomers == {}
+    for said, subjects in ((1, {"s01"}), ("1,3", {"s01", "s03"}), ("", set())):  # as `--data-option newcomers=` has it
+        assert {user.partition("-")[0] for user in load("smartwatch", newcomers=said).newcomers} == subjects
     every = load("smartwatch", newcomers=(1,), newcomer_windows=None).newcomers["s01-left"]
     assert [len(part) for part in (every.train, every.val)] == [
         len(part) for part in (watch.clients["s01-left"].train, watch.clients["s01-left"].val)
@@ -127,6 +129,7 @@ def test_other_newcomers(watch: Federated) -> None:
     [
         ({"newcomers": (11,)}, r"newcomers=\(11,\) must be subjects among"),
         ({"newcomers": tuple(range(1, 11))}, "not all of them"),
+        ({"newcomers": "anna"}, "newcomers='anna' must be a list of whole numbers, such as 9,10"),
         ({"newcomer_windows": 0}, "newcomer_windows=0 must be at least 1"),
         ({"newcomer_holdout": 8}, "newcomer_holdout=8"),
         ({"newcomer_windows": 2}, "leaves no window to train on"),
