@@ -107,6 +107,10 @@ def test_a_wrong_fleet(said, tmp_path, old, new, field, value, mend):
         assert words in text
 
 
+def test_a_folder_in_the_place_of_its_settings(said, tmp_path):
+    assert ".: is a folder; name the .toml in it" in said("coordinator", "status", ".")
+
+
 def test_a_fleet_whose_keys_are_not_there(said, tmp_path):
     (tmp_path / "fleet.toml").write_text(FLEET.lstrip() + '[identity]\nfolder = "keys"\n')
     text = said("coordinator", "serve", "fleet.toml")

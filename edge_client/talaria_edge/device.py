@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -123,8 +123,11 @@ class Device:
             if not isinstance(value, str) and not (value is None and what == "device: id"):
                 raise ConfigError(f"{what}={shown(value)} must be text")
         for what, words in (("device: labels", labels), ("device: variants", variants), ("code: allow", allow)):
-            if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+            listed = isinstance(words, Iterable) and not isinstance(words, str)
+            if not listed or not all(isinstance(word, str) for word in words):
                 raise ConfigError(f"{what}={shown(words)} must be a list of words")
+        if guard is not None and not isinstance(guard, Rules):
+            raise ConfigError(f"device: guard={shown(guard)} must be Rules, such as Rules(min_battery=0.3)")
         paths = {"keys": keys, "state": state, "bundle": bundle}
         at = {name: valid.path("device", name, one) for name, one in paths.items() if one is not None}
         folder = at.get("keys", KEYS if (KEYS / "fleet.json").is_file() else None)

@@ -27,6 +27,8 @@ def read_toml(path: Path) -> Section:
         if len(data) > LIMIT:
             raise ConfigError(f"{path}: is no settings file; one has at most {LIMIT} bytes")
         return Section(tomllib.loads(data.decode("utf-8")), str(path))
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; name the .toml in it") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except ConfigError:

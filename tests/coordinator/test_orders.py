@@ -1,5 +1,6 @@
 """Orders from a shell to a fleet that nobody serves, or that ends meanwhile: what does not fit says what does."""
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -76,6 +77,13 @@ def test_a_device_by_a_wrong_name_is_answered_with_where_names_are(order, verb):
     assert (
         "device 'ana' is not known to the fleet; `talaria coordinator status` lists" in order("running", verb, "ana")[1]
     )
+
+
+def test_what_was_done_is_told_by_the_device_that_it_is_about(order):
+    assert order("running", "retire", "anna")[1] == "fleet watch: retire anna; the fleet is running.\n"
+    said = order("running", "readmit", "anna", "--json")[1]
+    assert json.loads(said) == {"fleet": "watch", "order": "readmit", "device": "anna", "status": "running"}
+    assert order("running", "pause")[1] == "fleet watch: pause; the fleet is paused.\n"
 
 
 @pytest.mark.parametrize("verb", ["quarantine", "release"])

@@ -251,6 +251,8 @@ async def in_a_loop(call):
         ({"allow": ["my.pkg"]}, "name of a package"),
         ({"keys": "nowhere"}, "talaria edge join"),
         ({"plan": "nowhere.json"}, "talaria plan --json"),
+        ({"labels": 3}, "labels=3 must be a list of words"),
+        ({"guard": 3}, r"guard=3 must be Rules, such as Rules\(min_battery=0.3\)"),
         ({"colour": "red"}, "colour='red' is unknown; choose of engine, guard_every_s"),
         ({"retry_s": "soon"}, "retry_s='soon'"),
         ({"stay": "yes"}, "stay='yes'"),
@@ -282,6 +284,12 @@ def test_what_a_device_cannot_take_is_said(change, said):
 def test_what_is_no_path_is_said(call, said):
     with pytest.raises(ConfigError, match=said):
         call()
+
+
+@pytest.mark.parametrize("given", [3, "fleet.toml"])
+def test_what_is_no_fleet_to_serve_is_said(given):
+    with pytest.raises(ConfigError, match=rf"serve: config={given!r} must be a FleetConfig; load_config reads one"):
+        asyncio.run(talaria_coordinator.serve(given))
 
 
 def test_samples_are_taken_in_every_form():

@@ -102,9 +102,11 @@ def _give(path: Path, as_json: bool, *words: Any, **facts: Any) -> None:
     config, order = load_config(path), Order(*words, **facts)
     status = given(config, order)
     if as_json:
-        typer.echo(json.dumps({"fleet": config.name, "order": order.verb, "status": status}))
+        whom = {"device": order.device} if order.device else {}
+        typer.echo(json.dumps({"fleet": config.name, "order": order.verb, **whom, "status": status}))
     else:
-        typer.echo(f"fleet {config.name}: {order.verb}; it is {status}.")
+        what = f"{order.verb} {order.device}".rstrip()
+        typer.echo(f"fleet {config.name}: {what}; the fleet is {status}.")
 
 
 def given(config: "FleetConfig", order: "Order") -> str:

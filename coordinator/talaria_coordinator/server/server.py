@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from talaria.errors import ConfigError, TalariaError
+from talaria.foreign import shown
 from talaria.identity.credentials import password
 from talaria.wire import broker_url
 from talaria.wire.broker_url import Address
@@ -82,6 +83,9 @@ async def serve_all(
     once they have ended. ``above`` is where the rounds of a site come from, which is the one fleet then. Raises
     :class:`~talaria.errors.ConfigError` where two fleets are in each other's way.
     """
+    for config in configs:
+        if not isinstance(config, FleetConfig):
+            raise ConfigError(f"serve: config={shown(config)} must be a FleetConfig; load_config reads one from a file")
     require_apart(configs)
     for config in configs:
         if config.site and above is None:
