@@ -14,7 +14,7 @@ from talaria.data import Federated, load, options_of
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.federated import rounds
 from talaria.federated.run import Run
-from talaria.model import zoo
+from talaria.model import answers, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of
 from talaria.simulation.run import members_of, simulate
@@ -187,6 +187,11 @@ class AlwaysForgetting(AlwaysDropping):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = self.one(x).unsqueeze(1)
         return self.two(nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5).squeeze(1))  # type: ignore[no-any-return]
+
+
+def test_steps_behind_their_outputs_as_convolutions_have_them_are_told_how_to_be_turned() -> None:
+    with pytest.raises(ModelError, match=r"it gives \(2, 3, 8\) .*: end its forward with \.transpose\(1, 2\)"):
+        answers.require(nn.Conv1d(2, 3, 1), torch.zeros(2, 2, 8), 3, "model")
 
 
 @pytest.mark.parametrize("net", [AlwaysDropping, AlwaysForgetting])

@@ -38,9 +38,12 @@ def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
             "answer of one head"
         )
     if found.ndim not in (2, 3) or len(found) != len(example) or found.shape[-1] != outputs:
+        turned = found.ndim == 3 and found.shape[:2] == (len(example), outputs)
+        mend = ": end its forward with .transpose(1, 2), as the outputs of a convolution stand before its steps"
         raise ModelError(
             f"{what}: it gives {tuple(found.shape)} for {len(example)} samples; it must give (N, {outputs}), one "
             f"number for each of {outputs} outputs, or (N, steps, {outputs}) for a label of each step"
+            + (mend if turned else "")
         )
     if outputs > 1 and bool((found >= 0).all()) and bool(((found.sum(-1) - 1).abs() < ROUNDING).all()):
         warnings.warn(

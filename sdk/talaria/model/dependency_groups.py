@@ -344,6 +344,8 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
         families[tuple(sorted(spread.items()))].append(root)
 
     groups: dict[str, list[Position]] = {}
+    staying: dict[Position, str] = {}
+    """Whose channels cannot go, by class."""
     sides = list(coupling.sides)
     kinds = (*CONVS, nn.Linear, nn.MultiheadAttention, *recurrent.GATES)
     writers = {name for name, layer in model.named_modules() if isinstance(layer, kinds)}
@@ -357,6 +359,7 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
             for reason in sorted(reasons - {"are the model's output"}):
                 refused.setdefault(name, reason)
             groups[name] = []
+            staying.update(dict.fromkeys(roots, name))
             continue
         groups[name] = sorted(roots, key=lambda root: min((order[s], at) for s, at in members[root]))
     alive = {name: roots for name, roots in groups.items() if roots}
@@ -369,11 +372,8 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
             touched = {entry[0] for entry in line if entry is not None}
             axis = _parse(line, {name: len(roots) for name, roots in alive.items()}) if touched else ()
             if axis is None:
-                beside = (
-                    "channels that stay whatever a mask takes, as the model's input does where it is joined; a layer "
-                    "of its own before that would let these go"
-                )
-                what = beside if None in line else "channels in an order that no mask describes"
+                roots = [coupling.find((side, at)) for at, entry in enumerate(line) if entry is None]
+                what = _beside(sorted({staying.get(root, "") for root in roots}))
                 for name in touched:
                     broken.setdefault(name, f"shares {side[0]!r} with {what}")
             elif axis:
@@ -381,9 +381,23 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
         if not broken:
             break
         refused.update({name: reason for name, reason in broken.items() if name not in refused})
+        staying.update({root: name for name in broken for root in alive[name]})
         alive = {name: roots for name, roots in alive.items() if name not in broken}
     sizes = {name: len(roots) for name, roots in alive.items()}
     return Draft(ChannelLayout(sizes, _tensor_axes(model, axes)), refused)
+
+
+def _beside(layers: list[str]) -> str:
+    """What channels stand in one dimension with: those of ``layers``, which stay; "" is what no group
+    is known of."""
+    if not layers:
+        return "channels in an order that no mask describes"
+    if layers[0]:
+        return f"channels of {', '.join(layers)}, which stay"
+    return (
+        "channels that no mask takes: the model's input, a first state, or those of a layer that is left whole; a layer "
+        "of its own before the input would let these go"
+    )
 
 
 def _fresh(name: str, taken: dict[str, list[Position]]) -> str:

@@ -153,6 +153,33 @@ def test_features_beside_the_input_itself_are_left_whole_with_what_would_let_the
 
     spec = zoo.keep(Beside(), (6, 12), 3)
     assert zoo.layout(spec).sizes == {"fc": 32, **({"conv": 16, "last": 6} if own else {})}
-    said = "conv shares 'fc' with channels that stay .*, as the model's input .* a layer of its own before that"
+    said = (
+        "conv shares 'fc' with channels that no mask takes: the model's input, .* a layer of its own before the input"
+    )
     assert re.match("" if own else said, zoo.left_whole(spec))
     assert bool(zoo.left_whole(spec)) is not own
+
+
+def test_who_keeps_joined_channels_whole_is_named():
+    """As of a U-Net, where it was said of the model's input, which is nowhere near."""
+
+    class Joined(nn.Module):
+        def __init__(self, other):
+            super().__init__()
+            self.one, self.other, self.both, self.head = (
+                nn.Conv1d(6, 16, 1),
+                other,
+                nn.Conv1d(24, 8, 1),
+                nn.Linear(8, 3),
+            )
+
+        def forward(self, x):
+            return self.head(self.both(torch.cat([self.one(x), self.other(x)], 1)).mean(-1))
+
+    def said(other):
+        return zoo.left_whole(zoo.keep(Joined(other), (6, 12), 3))
+
+    unknown = "one shares 'both' with channels that no mask takes: the model's input, .* a layer that is left whole; "
+    assert re.search(unknown, said(nn.ConvTranspose1d(6, 8, 1)))
+    whole = nn.Sequential(nn.Conv1d(6, 8, 1), nn.GroupNorm(1, 8))
+    assert "one shares 'both' with channels of other.0, which stay" in said(whole)
