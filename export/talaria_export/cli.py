@@ -232,14 +232,17 @@ def _tell_outputs(prediction: Prediction, *, as_json: bool) -> None:
 
 def _table(reports: list[Report]) -> None:
     width = max(len(report.path) for report in reports)
-    typer.echo(f"{'bundle':{width}}  result  default      difference  accuracy   latency  to dense")
+    scores = {str(report.figures.get("score", "accuracy")).replace("_", " ") for report in reports}
+    score = scores.pop() if len(scores) == 1 else "score"
+    wide = max(8, len(score))
+    typer.echo(f"{'bundle':{width}}  result  default      difference  {score:>{wide}}   latency  to dense")
     for report in reports:
         figures: dict[str, Any] = dict(report.figures)
         differences = figures.get("max_abs_diff", {})
         difference = differences.get("fp32", differences.get(figures.get("default")))
         typer.echo(
             f"{report.path:{width}}  {'ok' if report.ok else 'FAILED':6}  {figures.get('default', '-'):11}  "
-            f"{_figure(difference, '.1e'):>10}  {_figure(figures.get('accuracy'), '.3f'):>8}  "
+            f"{_figure(difference, '.1e'):>10}  {_figure(figures.get('accuracy'), '.3f'):>{wide}}  "
             f"{_figure(figures.get('latency_ms'), '.3f', ' ms'):>8}  {_figure(figures.get('latency_ratio'), '.2f'):>8}"
         )
         for check in report.failed:
@@ -270,6 +273,8 @@ def _array(path: Path) -> Any:
 
     from talaria import npz
 
+    if path.suffix == ".npz":
+        raise DataError(f"{path}: holds arrays by name; give the one to answer for: numpy.save({path.stem!r}, x)")
     if path.suffix != ".csv":
         return npz.read_npy(path, ARRAY_LIMIT)
     try:

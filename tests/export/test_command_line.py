@@ -170,6 +170,14 @@ def test_input_with_objects_inside_is_not_unpickled(app, bundle, tmp_path):
         run(app, "predict", bundle, tmp_path / "x.npy")
 
 
+def test_arrays_by_name_are_not_called_damaged(app, bundle, tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 3), np.float32))
+    with pytest.raises(
+        DataError, match=r"x\.npz: holds arrays by name; give the one to answer for: numpy\.save\('x', x\)"
+    ):
+        run(app, "predict", bundle, tmp_path / "x.npz")
+
+
 @pytest.mark.parametrize("command", ["export", "verify", "predict"])
 def test_help_explains_every_option(app, command):
     shown = run(app, command, "--help").stdout

@@ -35,6 +35,7 @@ def test_labels_and_probabilities_of_a_batch(predictor, imu):
     prediction = predictor(imu.x)
     assert prediction.labels == tuple("abcdefg"[i] for i in imu.y)
     assert np.array_equal(prediction.index, imu.y.numpy())
+    assert repr(predictor(imu.x[:2])).startswith(f"Prediction(labels={list(prediction.labels[:2])}, bundle='")
     with torch.no_grad():
         expected = imu.model(imu.x).softmax(1).numpy()
     np.testing.assert_allclose(prediction.probabilities, expected, atol=1e-3)

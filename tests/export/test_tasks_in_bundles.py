@@ -57,7 +57,9 @@ def test_a_bundle_says_what_its_task_has_to_say(tmp_path, task):
         assert len(answers) == 12
     with pytest.raises(ConfigError, match=f"labels: this bundle's task is '{task}'; use"):
         _ = said.labels
+    assert re.match(r"Prediction\((values|said|steps)=\[.*\], \.\.\. of 12, bundle='[0-9a-f]{12}'\)", repr(said))
     report = verify_bundle(path, samples=(X, y), seconds=0)
+    assert report.figures["score"] == tasks.of(task).figures[0]
     assert report.ok, report
     assert {"accuracy"} < set(report.figures)
 

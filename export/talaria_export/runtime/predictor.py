@@ -22,8 +22,11 @@ from talaria_export.bundle.bundle import Bundle, open_bundle
 from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of
 from talaria_export.runtime.session import CPU, Session, session_of
 
+SHOWN = 6
+"""Inputs whose answer a Prediction shows when it is printed."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """The answer for a batch of N inputs; everything in it comes from one bundle."""
 
@@ -35,6 +38,16 @@ class Prediction:
     """Digest of the bundle that answered."""
     task: str = "classification"
     """What the model says of an input (:mod:`talaria.tasks`)."""
+
+    def __repr__(self) -> str:
+        """What was answered, of the first inputs."""
+        what = {"regression": "values", "multilabel": "said", "per_step": "steps"}.get(
+            self.task.partition(":")[0], "labels"
+        )
+        found = getattr(self, what)
+        first = found[:SHOWN].tolist() if isinstance(found, np.ndarray) else list(found[:SHOWN])
+        more = f", ... of {len(found)}" if len(found) > SHOWN else ""
+        return f"Prediction({what}={first}{more}, bundle={self.bundle[:12]!r})"
 
     @property
     def values(self) -> Array:

@@ -152,7 +152,7 @@ def _score(bundle: Bundle, sessions: dict[str, Session], x: Array, y: Array, fig
     goal.require("samples:", given.y, len(bundle.labels))
     answers = sessions[default](given.x)
     score, beside = goal.measured(answers, given.y)
-    figures["accuracy"] = score
+    figures["accuracy"], figures["score"] = score, goal.figures[0]
     figures |= dict(zip(goal.figures, (score, beside), strict=True))
     found = [Check(goal.figures[0], score > goal.lowest, f"{score:.4f} on {len(x)} samples")]
     if default == "fp32" or "fp32" not in sessions or not len(given):

@@ -164,11 +164,11 @@ def tell(result: Result, report: Path | None, beside: Mapping[str, Result] | Non
         if part is None:
             continue
         for name, metrics in part.clients.items():
-            table.add_row(name, f"{metrics.accuracy:.3f}", f"{metrics.macro_recall:.3f}", str(metrics.samples))
+            table.add_row(name, f"{metrics.accuracy:.3f}", _figure(metrics.macro_recall), str(metrics.samples))
         s = part.accuracy
         table.add_section()
-        table.add_row(f"{title}: mean", f"{s.mean:.3f}", f"{part.macro_recall.mean:.3f}", "")
-        table.add_row(f"{title}: worst tenth", f"{s.worst_tenth:.3f}", f"{part.macro_recall.worst_tenth:.3f}", "")
+        table.add_row(f"{title}: mean", f"{s.mean:.3f}", _figure(part.macro_recall.mean), "")
+        table.add_row(f"{title}: worst tenth", f"{s.worst_tenth:.3f}", _figure(part.macro_recall.worst_tenth), "")
         table.add_section()
     console.print(table)
     figures = result.as_dict()
@@ -180,6 +180,11 @@ def tell(result: Result, report: Path | None, beside: Mapping[str, Result] | Non
     if kept is not None:
         console.print(_private(kept), highlight=False)
     console.print(_travelled(figures), highlight=False)
+
+
+def _figure(value: float) -> str:
+    """A score with three decimals; an error in small units with three digits that say something."""
+    return f"{value:.3g}" if 0 < abs(value) < 0.01 else f"{value:.3f}"
 
 
 def _travelled(figures: Mapping[str, Any]) -> str:

@@ -395,8 +395,8 @@ def _beside(layers: list[str]) -> str:
     if layers[0]:
         return f"channels of {', '.join(layers)}, which stay"
     return (
-        "channels that no mask takes: the model's input, a first state, or those of a layer that is left whole; a layer "
-        "of its own before the input would let these go"
+        "channels that no mask takes: the model's input, a first state, or those of a layer that is left whole; a "
+        "layer of its own before the input would let these go"
     )
 
 

@@ -23,7 +23,7 @@ from safetensors.numpy import save
 
 from talaria import durable
 from talaria.data.federated import Federated
-from talaria.errors import StateError
+from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.foreign import parsed, shown
 from talaria.simulation.run import Learned
 from talaria.simulation.simulator import Fleet, RoundFacts
@@ -56,7 +56,8 @@ def begin(folder: Path, experiment: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         durable.write(folder / EXPERIMENT, json.dumps({"format": FORMAT, **experiment}, indent=1).encode(), mode=0o644)
     except OSError as error:
-        raise StateError(f"{folder}: cannot be written ({error.strerror}); name a folder of yours") from error
+        mend = so_that_it_can_be_written(error)
+        raise StateError(f"{folder}: cannot be written ({error.strerror}); {mend}, or name another folder") from error
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Saved runs side by side, and what is refused."""
 
+import errno
 import json
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -10,9 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 import talaria
+from talaria import durable
+from talaria.cli import simulate_output
 from talaria.cli.main import app
 from talaria.data import Federated
 from talaria.errors import ConfigError, StateError
+from talaria.simulation import checkpoint
 from talaria.simulation.reporting import compare
 
 
@@ -107,3 +112,19 @@ def test_too_many_runs_and_two_of_one_name_are_refused(runs: Path) -> None:
         compare.compared([runs / "fedavg"] * 5)
     with pytest.raises(ConfigError, match="two runs are called 'fedavg'"):
         compare.compared([runs / "fedavg"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(-0.00042, "-0.00042"), (-103346.619, "-103346.619"), (0.5, "0.500"), (0.0, "0.000")]
+)
+def test_an_error_in_small_units_keeps_its_digits(value, says):
+    assert simulate_output._figure(value) == says
+
+
+def test_a_full_disk_is_not_told_to_be_somebody_elses(tmp_path, monkeypatch):
+    def full(path, *given, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(durable, "write", full)
+    with pytest.raises(StateError, match=r"cannot be written \(No space left on device\); free space there, or name"):
+        checkpoint.begin(tmp_path / "run", {})
