@@ -12,7 +12,9 @@ from talaria.errors import ConfigError, StateError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of `talaria simulate --save`; 1 to 4.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of `talaria simulate --save`; with --out, 1 to 4.")
+    ],
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write an HTML page of them here.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -30,7 +32,7 @@ def report(
             f"report: {fleets[0]} is a fleet, and no run that was saved; what it has lived through tells `talaria "
             f"coordinator report {fleets[0]}`"
         )
-    found = compare.compared(runs)
+    found = compare.compared(runs, page=out is not None)
     if out is not None:
         try:
             out.write_text(compare.page(found), encoding="utf-8")
@@ -41,7 +43,10 @@ def report(
         typer.echo(json.dumps({run.name: compare.figures(run) for run in found}, indent=2))
         return
     heads, body = compare.rows(found)
-    table = Table("", *(cells[0] for cells in body))  # a column for each run: so many figures fit no terminal's width
-    for number, head in enumerate(heads[1:], 1):
-        table.add_row(head, *(cells[number] for cells in body))
-    Console().print(table)
+    most = len(compare.SERIES)
+    for begin in range(0, len(body), most):
+        some = body[begin : begin + most]
+        table = Table("", *(cells[0] for cells in some))  # a column for each run: so many figures fit no terminal
+        for number, head in enumerate(heads[1:], 1):
+            table.add_row(head, *(cells[number] for cells in some))
+        Console().print(table)

@@ -58,6 +58,16 @@ def test_the_table_fits_a_terminal_of_eighty_columns(runs: Path) -> None:
         assert word in ran.stdout
 
 
+def test_the_seeds_of_an_algorithm_are_set_side_by_side_however_many(runs: Path, tmp_path: Path) -> None:
+    for seed in range(5):
+        (tmp_path / f"seed-{seed}").symlink_to(runs / "fedavg")
+    words = ["report", *(str(tmp_path / f"seed-{seed}") for seed in range(5))]
+    ran = CliRunner().invoke(app(["report"]), words, env={"COLUMNS": "80"})
+    assert ran.exit_code == 0, ran.output
+    assert all(f"seed-{seed}" in ran.stdout for seed in range(5))
+    assert len(re.findall("seed +[^\\w-]", ran.stdout)) == 2
+
+
 def test_the_page_has_every_client_and_a_line_for_each_run(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "both.html"
     words = ["report", str(runs / "fedavg"), str(runs / "fedper"), "-o", str(out)]
@@ -108,8 +118,10 @@ def test_what_is_no_whole_run_is_refused(runs: Path, tmp_path: Path, change: obj
 
 
 def test_too_many_runs_and_two_of_one_name_are_refused(runs: Path) -> None:
-    with pytest.raises(ConfigError, match="5 runs; name 1 to 4 folders"):
-        compare.compared([runs / "fedavg"] * 5)
+    with pytest.raises(ConfigError, match="65 runs; name 1 to 64 folders"):
+        compare.compared([runs / "fedavg"] * 65)
+    with pytest.raises(ConfigError, match=r"5 runs; a page \(--out\) tells 4 apart, figures take more"):
+        compare.compared([runs / "fedavg"] * 5, page=True)
     with pytest.raises(ConfigError, match="two runs are called 'fedavg'"):
         compare.compared([runs / "fedavg"] * 2)
 

@@ -18,6 +18,8 @@ from talaria.training.evaluation import summarize
 
 SERIES = ("personal", "fedavg", "fedavg_ft", "local")
 """The marks and colours that runs get, in their order: as many runs can be told apart on one page."""
+MOST = 64
+"""Runs that are set side by side in figures."""
 EXPERIMENT, RESULT = "experiment.json", "result.json"
 
 
@@ -67,11 +69,13 @@ def saved(folder: Path) -> Saved:
         raise StateError(f"{folder}/{RESULT}: damaged ({error!r}); run `talaria simulate --resume {folder}`") from None
 
 
-def compared(folders: Sequence[Path]) -> list[Saved]:
-    """The runs in ``folders``, each with a name of its own. :class:`ConfigError` for more than the page can tell
-    apart."""
-    if not 1 <= len(folders) <= len(SERIES):
-        raise ConfigError(f"report: {len(folders)} runs; name 1 to {len(SERIES)} folders of saved runs")
+def compared(folders: Sequence[Path], *, page: bool = False) -> list[Saved]:
+    """The runs in ``folders``, each with a name of its own. :class:`ConfigError` for too many, or for more than the
+    ``page`` that is wanted can tell apart."""
+    if not 1 <= len(folders) <= MOST:
+        raise ConfigError(f"report: {len(folders)} runs; name 1 to {MOST} folders of saved runs")
+    if page and len(folders) > len(SERIES):
+        raise ConfigError(f"report: {len(folders)} runs; a page (--out) tells {len(SERIES)} apart, figures take more")
     runs = [saved(folder) for folder in folders]
     names = [run.name for run in runs]
     doubled = [name for name in names if names.count(name) > 1]
@@ -143,6 +147,7 @@ def rows(runs: Sequence[Saved]) -> tuple[list[str], list[list[str]]]:
         "data",
         *["score"] * odd,
         "rounds",
+        "seed",
         "members",
         "members' worst tenth",
         "newcomers",
@@ -157,7 +162,7 @@ def rows(runs: Sequence[Saved]) -> tuple[list[str], list[list[str]]]:
             for part in ("members", "newcomers")
             for word in ("mean", "worst_tenth")
         ]
-        first = [run.name, run.algorithm, run.dataset, *[run.score] * odd, str(run.rounds)]
+        first = [run.name, run.algorithm, run.dataset, *[run.score] * odd, str(run.rounds), str(run.seed)]
         body.append([*first, *accuracies, f"{run.kept:,.0f}", f"{run.up / 1e6:.2f}"])
         body[-1].append("–" if run.down is None else f"{run.down / 1e6:.2f}")
     return [*heads, "MB up", "MB down"], body
