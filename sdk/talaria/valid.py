@@ -178,7 +178,7 @@ def spoken(hint: Any) -> str:
         parts = dict.fromkeys(spoken(part) for part in get_args(hint))
         return " or ".join(sorted(parts, key=lambda part: part == _WORDS[NoneType]))
     if origin in (tuple, list):
-        return "a list of whole numbers, such as 9,10" if get_args(hint)[:1] == (int,) else "a list"
+        return "a list of whole numbers (9,10)" if get_args(hint)[:1] == (int,) else "a list"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 

@@ -312,7 +312,7 @@ def test_options_are_read_as_they_are_declared() -> None:
         ({"a": True}, "a=True must be a whole number"),
         ({"a": 1, "b": float("nan")}, "b=nan must be a number"),
         ({"a": 1, "b": 1 << 5000}, "b=.* must be a number"),
-        ({"a": 1, "c": ["1"]}, r"c=\['1'\] must be a list or left out"),
+        ({"a": 1, "c": ["1"]}, r"c=\['1'\] must be a list of whole numbers \(9,10\) or left out"),
         ({"a": 1, "e": 3}, "e=3 must be text"),
         ({"a": 1, "ee": 3}, r"option 'ee' is unknown \(did you mean 'e'\?\); it takes a, b, c, d, e"),
     ):

@@ -129,7 +129,7 @@ def test_other_newcomers(watch: Federated) -> None:
     [
         ({"newcomers": (11,)}, r"newcomers=\(11,\) must be subjects among"),
         ({"newcomers": tuple(range(1, 11))}, "not all of them"),
-        ({"newcomers": "anna"}, "newcomers='anna' must be a list of whole numbers, such as 9,10"),
+        ({"newcomers": "anna"}, r"newcomers='anna' must be a list of whole numbers \(9,10\)"),
         ({"newcomer_windows": 0}, "newcomer_windows=0 must be at least 1"),
         ({"newcomer_holdout": 8}, "newcomer_holdout=8"),
         ({"newcomer_windows": 2}, "leaves no window to train on"),
