@@ -68,7 +68,6 @@ def samples(**changed):
         ("devices = 2", 'devices = "two"', "[fleet] devices", "'two'", "must be a whole number, 0 or more"),
         ("devices = 2", 'devices = 2\nmember = ["a"]', "[fleet] member", "['a']", "did you mean 'members'?"),
         ("devices = 2", "device = 2", "[fleet] device", "2", "did you mean 'devices'?"),
-        ("devices = 2", 'devices = 2\nmembers = ["a"]', "fleet: devices", "2", "leave one of them out"),
         ("[fleet]", "[flet]", "[fleet] name", "is missing", "is [fleet] what [flet] is meant to be?"),
         ("[run]", "[membrs]\na = 1\n[run]", "membrs", "'a': 1", "known are api, broker, canary, fleet, gateways"),
         ("[run]", "[privacy]\nsecur = true\n[run]", "[privacy] secur", "True", "did you mean 'secure'?"),

@@ -237,7 +237,8 @@ def test_a_worker_knows_of_its_fleet_what_matters(tmp_path, monkeypatch):
     run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=1)
     config = FleetConfig(
         name="watch", run=run, state=tmp_path, devices=2, grows=True, aggregator="median", deadline_s=7.0,
-        max_update=1 << 22, username="coordinator", password_file=tmp_path / "password", store=StoreConfig(blobs="s3://here/there"),
+        max_update=1 << 22, broker="mqtts://b.example", username="coordinator", password_file=tmp_path / "password",
+        store=StoreConfig(blobs="s3://here/there"),
     )  # fmt: skip
     post = Post(**json.loads(json.dumps(asdict(Post.of(config, "mqtts://host:8883", 1)))))
     assert post.config() == replace(config, broker="mqtts://host:8883")

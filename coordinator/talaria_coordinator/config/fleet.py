@@ -223,10 +223,6 @@ class FleetConfig:
             raise ConfigError(
                 f"fleet: devices={self.devices} must be at least 1: how many to wait for; or name them in members=[...]"
             )
-        if self.members and self.devices not in (0, len(self.members)):
-            raise ConfigError(
-                f"fleet: devices={self.devices} are not the {len(self.members)} of members=[...]; leave one of them out"
-            )
         if self.grows and self.members:
             raise ConfigError(
                 f"fleet: grows={self.grows} and members=[...] exclude each other: a list admits nobody else; "
