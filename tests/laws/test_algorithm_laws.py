@@ -353,6 +353,36 @@ def test_programs_learn_what_torch_learns_and_the_same_bits_twice(name: str, set
     assert roundings(served, wanted) <= TWO_ROUNDS
 
 
+FROZEN: list[tuple[str, dict[str, object], str, tuple[str, ...]]] = [
+    *((name, {}, "torch", ("conv2", "bn2")) for name in NAMES),
+    ("ffgg", {"form": "gradient"}, "torch", ("conv2", "bn2")),
+    ("apfl", {}, "onnx", ("conv2", "bn2")),
+    ("perfedavg", {"form": "exact"}, "onnx", ("conv2", "bn2")),
+    ("ffgg", {"form": "gradient"}, "onnx", ("conv2", "bn2")),
+    ("fedrep", {}, "onnx", ("head",)),
+]
+
+
+@pytest.mark.parametrize(("name", "hparams", "engine", "freeze"), FROZEN)
+def test_what_the_recipe_freezes_stays_in_the_rounds_and_where_a_model_is_served(
+    name: str, hparams: dict[str, object], engine: str, freeze: tuple[str, ...]
+) -> None:
+    run = run_of(name, "plain")
+    recipe = run.recipe.but(freeze=freeze, weight_decay=0.1)
+    whole = {"threshold": 1.0} if name == "hermes" else {}
+    run = replace(run, recipe=recipe, hparams={**FEW.get(name, {}), **hparams, **whole})
+    who, shared = replace(member("anna", 0), engine=engine), rounds.first_shared(run)
+    update, private = rounds.participate(run, who, shared, None, 1)
+    first = state_of(rounds.template(run.spec))
+    sent = update.tensors if update.kind == "value" else {k: shared[k] + v for k, v in update.tensors.items()}
+    served = [state_of(rounds.personalize(run, who, shared, own)) for own in (private, None)]
+    still = [key for key in rounds.split_of(run).parameters("body", "head") if key.startswith(freeze)]
+    assert still
+    for state in (sent, private, *served):
+        there = {key.removeprefix("personal/").removeprefix("own/"): value for key, value in state.items()}
+        assert all(np.array_equal(there[key], first[key]) for key in still if key in there)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_an_algorithm_is_frozen_data_with_a_card(name: str) -> None:
     algorithm = load(name)

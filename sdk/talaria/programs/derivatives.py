@@ -34,11 +34,11 @@ class Streams(Protocol):
 
 @dataclass(frozen=True)
 class Derivatives:
-    """``vjp`` gives the derivative of the model at a trained part and some taps, ``twice`` that of all weights at the
-    logits with its own derivative, ``streams`` what dropout layers draw from, given a state, a task and a purpose."""
+    """``vjp`` gives the derivative of the model at a trained part and some taps, ``twice`` that of a part at the logits
+    with its own derivative, ``streams`` what dropout layers draw from, given a state, a task and a purpose."""
 
     vjp: Callable[[Collection[str] | None, Sequence[str]], Vjp]
-    twice: Callable[[], Vjp]
+    twice: Callable[[Collection[str] | None], Vjp]
     streams: Callable[[Vjp, Mapping[str, Array], Task, str], Streams]
 
     def train(
@@ -95,9 +95,17 @@ class Derivatives:
 
         return look
 
-    def walk(self, task: Task, state: Tensors, recipe: Recipe, purpose: str, objective: Curved | None) -> ProgramWalk:
+    def walk(
+        self,
+        task: Task,
+        state: Tensors,
+        recipe: Recipe,
+        purpose: str,
+        objective: Curved | None,
+        only: Collection[str] | None,
+    ) -> ProgramWalk:
         """See :func:`talaria.training.engine.walk`."""
-        return ProgramWalk(self, task, state, recipe, purpose, objective)
+        return ProgramWalk(self, task, state, recipe, purpose, objective, only)
 
 
 class ProgramWalk:
@@ -111,12 +119,13 @@ class ProgramWalk:
         recipe: Recipe,
         purpose: str,
         objective: Curved | None,
+        only: Collection[str] | None,
     ) -> None:
-        self._derivatives, self._task, self._recipe = derivatives, task, recipe
-        self._vjp = derivatives.vjp(None, (LOGITS,))
+        self._derivatives, self._task, self._recipe, self._only = derivatives, task, recipe, only
+        self._vjp = derivatives.vjp(only, (LOGITS,))
         self._state = dict(state)
         parameters = {*task.split.parameters("body", "adapters", "head")}
-        self._trained = [key for key in state if key in parameters]
+        self._trained = [key for key in state if key in parameters and (only is None or key in only)]
         self._optimizer, self._objective = ArraySGD(recipe), objective or CrossEntropy(recipe.smoothing)
         self._draws = self.draws(purpose)
 
@@ -142,7 +151,7 @@ class ProgramWalk:
 
     def curved(self, x: Array, y: Array, along: Tensors, draws: Streams) -> Tensors:
         """The Hessian of the batch's loss at the walk's weights times ``along``: the derivative's own derivative."""
-        twice = self._derivatives.twice()
+        twice = self._derivatives.twice(self._only)
         ways = {ALONG + key: along.get(key, np.zeros_like(self._state[key])) for key in self._trained}
         total: Tensors = {}
         for xs, ys in _pieces(x, y, self._recipe.accumulate):

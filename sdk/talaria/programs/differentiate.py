@@ -121,15 +121,15 @@ def _proven(
     return data
 
 
-def curved(spec: ModelSpec) -> bytes:
-    """The file of the derivative of ``spec`` by all its weights at its logits, with the derivative of that: along
+def curved(spec: ModelSpec, only: Collection[str] | None = None) -> bytes:
+    """The file of the derivative of ``spec`` by what ``only`` trains at its logits, with the derivative of that: along
     ``weight/along/<key>`` and ``slope/along/logits`` move ``tap/along/logits`` and ``gradient/along/<key>``.
 
     Measured, and refused, as :func:`packed` is.
     """
     module = zoo.build(spec)
     once = graph_of(
-        module, zoo.head(spec), spec.input_shape, None, (LOGITS,), twice=True, whole=partial(zoo.whole, spec)
+        module, zoo.head(spec), spec.input_shape, only, (LOGITS,), twice=True, whole=partial(zoo.whole, spec)
     )
     sizes = sizes_of(once, module)
     shapes = _shapes(once, sizes)
@@ -142,7 +142,7 @@ def curved(spec: ModelSpec) -> bytes:
         if isinstance(layer, Embedding) and layer.padding_idx is not None
     }
     twice = tangent(replace(once, outputs=seen), moving, shapes, padding)
-    return _proven(twice, spec, module, None, (LOGITS,), sizes)
+    return _proven(twice, spec, module, only, (LOGITS,), sizes)
 
 
 def _shapes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:

@@ -84,6 +84,8 @@ class ProgramEngine:
         than once and fits in memory."""
         recipe = recipe or task.recipe
         samples = task.train if samples is None else samples
+        if self.source.parameters.isdisjoint(only):
+            return dict(state)
         cached = recipe.augment == "none" and recipe.accumulate == 1 and recipe.plain
         lower = self.source.lower(frozenset(only)) if cached else None
         once = steps_of(recipe, len(samples)) * recipe.batch < 2 * len(samples)
@@ -143,10 +145,16 @@ class ProgramEngine:
         return self._derivatives.looking(state, taps)
 
     def walk(
-        self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train", objective: Curved | None = None
+        self,
+        task: Task,
+        state: Tensors,
+        recipe: Recipe,
+        purpose: str = "train",
+        objective: Curved | None = None,
+        only: Collection[str] | None = None,
     ) -> ProgramWalk:
         """A walk of one step at a time, see :func:`talaria.training.engine.walk`."""
-        return self._derivatives.walk(task, state, recipe, purpose, objective)
+        return self._derivatives.walk(task, state, recipe, purpose, objective, only)
 
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
         """BatchNorm statistics estimated anew, as :func:`talaria.training.loop.calibrate` does."""
@@ -187,7 +195,10 @@ class ProgramEngine:
         def derivative(only: Collection[str] | None, taps: Sequence[str]) -> Vjp:
             return self.source.derivative(None if only is None else frozenset(only), tuple(taps))
 
-        return Derivatives(derivative, self.source.twice, streams)
+        def twice(only: Collection[str] | None) -> Vjp:
+            return self.source.twice(None if only is None else frozenset(only))
+
+        return Derivatives(derivative, twice, streams)
 
 
 def _maker(spec: ModelSpec) -> Source:

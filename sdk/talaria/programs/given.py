@@ -13,7 +13,7 @@ from talaria.model.weights import Model, Served, Weights
 from talaria.programs.look import Look
 from talaria.programs.program import Program
 from talaria.programs.shapes import Limits
-from talaria.programs.source import Lower, Need, derivative_name, model_name, name_of
+from talaria.programs.source import Lower, Need, derivative_name, model_name, name_of, twice_name
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
 from talaria.types import Task
@@ -24,7 +24,8 @@ class Given:
     """Programs by the names of their needs, opened when they are first asked for, and within ``limits``; a
     :class:`~talaria.programs.source.Source`.
 
-    ``files`` are named ``program/...``, ``derivative/...``, ``twice``, ``lower/...``, ``forward`` and ``calibration``.
+    ``files`` are named ``program/...``, ``derivative/...``, ``twice`` (where some is frozen ``twice/...``),
+    ``lower/...``, ``forward`` and ``calibration``.
     ``cuts`` has the bytes of one sample's features, or None where the model cannot be cut, by
     :func:`~talaria.programs.source.name_of` what trains.
     """
@@ -55,9 +56,9 @@ class Given:
         """The derivative of this trained part and these taps. Raises as :meth:`program`."""
         return self._derivative(f"derivative/{derivative_name(only, taps)}")
 
-    def twice(self) -> Vjp:
+    def twice(self, only: frozenset[str] | None) -> Vjp:
         """See :class:`~talaria.programs.source.Source`."""
-        return self._derivative("twice")
+        return self._derivative(twice_name(only))
 
     def _derivative(self, name: str) -> Vjp:
         if name not in self._derivatives:

@@ -22,7 +22,7 @@ from talaria.programs.graph import Size
 from talaria.programs.layers.base import Whole
 from talaria.programs.look import Look
 from talaria.programs.program import Program
-from talaria.programs.source import Lower, Need, derivative_name
+from talaria.programs.source import Lower, Need, derivative_name, twice_name
 from talaria.programs.step import answers_of, features_of, statistics_of
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Tensors
@@ -112,12 +112,13 @@ class Maker:
             self.derivatives[key] = data, Vjp.read(data)
         return self.derivatives[key][1]
 
-    def twice(self) -> Vjp:
+    def twice(self, only: frozenset[str] | None) -> Vjp:
         """See :func:`talaria.programs.differentiate.curved`."""
-        if "twice" not in self.derivatives:
-            data = differentiate.curved(self.spec)
-            self.derivatives["twice"] = data, Vjp.read(data)
-        return self.derivatives["twice"][1]
+        key = twice_name(only)
+        if key not in self.derivatives:
+            data = differentiate.curved(self.spec, only)
+            self.derivatives[key] = data, Vjp.read(data)
+        return self.derivatives[key][1]
 
     def lower(self, only: frozenset[str]) -> Lower | None:
         """The frozen layers, cut off when they are first asked for."""

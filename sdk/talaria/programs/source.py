@@ -52,6 +52,11 @@ def derivative_name(only: Iterable[str] | None, taps: Iterable[str]) -> str:
     return _digest([None if only is None else sorted(only), list(taps)])
 
 
+def twice_name(only: Iterable[str] | None) -> str:
+    """The file of a trained part's derivative with its own derivative."""
+    return "twice" if only is None else f"twice/{name_of(only)}"
+
+
 def model_name(spec: ModelSpec) -> str:
     """Hex sha256 of a model's specification."""
     return _digest(spec.to_json())
@@ -96,8 +101,9 @@ class Source(Protocol):
         """The model's derivative at what ``only`` trains (None: all) and ``taps``. Raises as :meth:`program`."""
         ...
 
-    def twice(self) -> Vjp:
-        """The derivative of all weights at the logits, with its own derivative. Raises as :meth:`program`."""
+    def twice(self, only: frozenset[str] | None) -> Vjp:
+        """The derivative of what ``only`` trains (None: all) at the logits, with its own derivative. Raises as
+        :meth:`program`."""
         ...
 
     def lower(self, only: frozenset[str]) -> Lower | None:

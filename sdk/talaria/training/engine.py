@@ -87,8 +87,9 @@ def looking(task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array]
 
 
 def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> Walk:
-    """A walk from ``state`` down the loss of the task's goal; ``purpose`` names its draws of dropout."""
-    return _engine(task).walk(task, state, recipe, purpose, _aim(task))
+    """A walk from ``state`` down the loss of the task's goal, of all but what the recipe freezes; ``purpose`` names its
+    draws of dropout."""
+    return _engine(task).walk(task, state, recipe, purpose, _aim(task), recipe.trained(task.split.keys, None))
 
 
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Tensors:

@@ -8,6 +8,7 @@ that takes a plain gradient step per batch of :func:`talaria.training.loop.feed`
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -48,12 +49,19 @@ class FunctionalSGD:
     """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.interface.Walk`."""
 
     def __init__(
-        self, task: Task, state: Tensors, recipe: Recipe, purpose: str = "train", objective: Curved | None = None
+        self,
+        task: Task,
+        state: Tensors,
+        recipe: Recipe,
+        purpose: str = "train",
+        objective: Curved | None = None,
+        only: Collection[str] | None = None,
     ) -> None:
         self.task, self.recipe, self._objective = task, recipe, objective
         self.module = load(task.model, state)
-        trained = freeze_but(self.module, None)
+        trained = freeze_but(self.module, only)
         self._weights = {k: v.detach().clone().requires_grad_() for k, v in trained.items()}
+        self._frozen = {k: v.detach().clone() for k, v in self.module.named_parameters() if k not in trained}
         self._buffers = {k: v.detach().clone() for k, v in self.module.named_buffers()}
         self._draws = LayerDraws(task, purpose)
         self._optimizer = SGD(self._weights, recipe)
@@ -100,8 +108,9 @@ class FunctionalSGD:
     def state(self) -> Tensors:
         """Copies of all weights and buffers under the state-dict's names."""
         with torch.no_grad():
+            every = {**self._frozen, **self._weights, **self._buffers}
             for name, own in (*self.module.named_parameters(), *self.module.named_buffers()):
-                own.copy_(self._weights[name] if name in self._weights else self._buffers[name])
+                own.copy_(every[name])
         return state_of(self.module)
 
     def _leaves(self, at: Tensors | None) -> Leaves:
@@ -119,7 +128,7 @@ class FunctionalSGD:
         pieces, inputs, labels = min(self.recipe.accumulate, len(y)), beside(self.module, x), beside(self.module, y)
         for xs, ys in zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
             with draws, lone_sample_in_eval(self.module, len(ys)):
-                out = functional_call(self.module, {**at, **buffers}, (xs,))
+                out = functional_call(self.module, {**self._frozen, **at, **buffers}, (xs,))
             share = share_of(self._objective, array_of(ys), y)
             if self._objective is None:
                 out, slope = F.cross_entropy(out, ys, label_smoothing=self.recipe.smoothing) * share, None

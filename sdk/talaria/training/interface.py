@@ -22,11 +22,12 @@ class LayerStreams(Protocol):
 
 class Walk(Protocol):
     """Weights under a recipe's SGD, one step at a time, for methods that need gradients at more than one point of a
-    batch (APFL, Per-FedAvg). All parameters are trained."""
+    batch (APFL, Per-FedAvg)."""
 
     @property
     def weights(self) -> Tensors:
-        """The weights by state-dict key as they are now; read them before the next :meth:`step`, and do not write."""
+        """The weights that are trained, by state-dict key, as they are now; read them before the next :meth:`step`, and
+        do not write."""
         ...
 
     def draws(self, purpose: str) -> LayerStreams:
@@ -38,7 +39,8 @@ class Walk(Protocol):
     ) -> Tensors:
         """The gradient of the batch's loss, that of the task, at ``at`` (default: the walk's own weights).
 
-        BatchNorm normalizes by the batch; with ``keep`` its statistics move as in training, else they stand still.
+        BatchNorm that is trained normalizes by the batch; with ``keep`` its statistics move as in training, else they
+        stand still.
         ``draws`` is what dropout draws from (default: the walk's own). Weights without influence may be left out.
         """
         ...
@@ -98,7 +100,13 @@ class Engine(Protocol):
     def looking(self, task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array], Tensors]: ...
 
     def walk(
-        self, task: Task, state: Tensors, recipe: Recipe, purpose: str, objective: Curved | None = None
+        self,
+        task: Task,
+        state: Tensors,
+        recipe: Recipe,
+        purpose: str,
+        objective: Curved | None = None,
+        only: Collection[str] | None = None,
     ) -> Walk: ...
 
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None) -> Tensors: ...

@@ -124,9 +124,16 @@ def another(spec: ModelSpec, like: Module) -> tuple[Model, Engine]:
     return made if own is None else made.to(own.device), cast(Engine, sys.modules[__name__])
 
 
-def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train", objective: Curved | None = None) -> Walk:
-    """See :func:`talaria.training.engine.walk`."""
-    return FunctionalSGD(task, state, recipe, purpose, objective)
+def walk(
+    task: Task,
+    state: Tensors,
+    recipe: Recipe,
+    purpose: str = "train",
+    objective: Curved | None = None,
+    only: Collection[str] | None = None,
+) -> Walk:
+    """See :func:`talaria.training.engine.walk`; ``only`` names what is trained (None: everything)."""
+    return FunctionalSGD(task, state, recipe, purpose, objective, only)
 
 
 def _loaded(task: Task, state: Tensors) -> Module:

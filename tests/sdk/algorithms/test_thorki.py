@@ -59,6 +59,16 @@ def logits(seed: int, count: int = 60, classes: int = 5, sure: float = 1.5) -> t
     return (a + hit * half).numpy(), (b + hit * (1 - half)).numpy(), y.numpy()
 
 
+def test_all_of_the_small_model_learns_whatever_the_recipe_freezes_of_the_large_one(tiny: Tiny) -> None:
+    task = tiny(freeze=("body",))
+    shared, private = Thorki().init(task.model, task.split)
+    _, once = Thorki().fit(task, shared, private)
+    _, twice = Thorki().fit(task.but(round=1), shared, once)
+    small = [key for key in once if key.startswith("small/")]
+    assert small
+    assert not any(np.array_equal(once[key], twice[key]) for key in small)
+
+
 def test_only_the_large_model_travels_and_bytes_are_its_own(tiny: Tiny) -> None:
     _, sent, kept = fitted(Thorki(), tiny(norm=True))
     assert not [k for k in sent if k.startswith(SMALL)]

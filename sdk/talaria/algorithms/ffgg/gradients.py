@@ -13,13 +13,17 @@ CHUNK = 1024
 
 
 def body_gradient(task: Task, state: Tensors, objective: Objective) -> Tensors:
-    """g_i = ∇_θ f_i(θ, w_i): the mean over all training samples, each augmented by one draw."""
+    """g_i = ∇_θ f_i(θ, w_i): the mean over all training samples, each augmented by one draw; nothing of what the recipe
+    freezes."""
+    body = task.recipe.trained(task.split.keys, task.split.of("body")) or ()
+    if not {*task.split.parameters("body")}.intersection(body):
+        return {}
     change, draws = augment.get(task.recipe.augment), task.draws("gradient")
     total: Tensors = {}
     for begin in range(0, len(task.train), CHUNK):
         piece = task.train.take(np.arange(begin, min(begin + CHUNK, len(task.train))))
         piece = Samples(change(piece.x, draws), piece.y)
-        part = gradient(task, state, only=task.split.of("body"), samples=piece, objective=objective)
+        part = gradient(task, state, only=body, samples=piece, objective=objective)
         share = share_of(objective, piece.y, task.train.y)
         total = {k: np.asarray(share * g + total[k] if total else share * g) for k, g in part.items()}
     return total

@@ -118,5 +118,5 @@ class PerFedAvg:
         count = max(1, len(task.train))
         slices = -(-count // SLICE)
         plain = Recipe(steps=self.adapt_steps, batch=count, lr=alpha, momentum=0.0, accumulate=slices)
-        recipe = plain.but(smoothing=task.recipe.smoothing)
+        recipe = plain.but(smoothing=task.recipe.smoothing, freeze=task.recipe.freeze)
         return served(task, train(task, state, recipe=recipe, purpose="tune"))

@@ -40,8 +40,10 @@ def task_of(task: Task, name: str) -> Task:
 
 
 def trained(task: Task, name: str, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:
-    """The small model ``name`` after ``recipe`` on ``samples``, from ``state``, or from its first weights if empty."""
+    """The small model ``name`` after ``recipe`` on ``samples``, from ``state``, or from its first weights if empty. All
+    of it learns: what the recipe freezes are layers of the large one."""
     own = task_of(task, name)
+    recipe = recipe.but(freeze=())
     return train(own, state or state_of(own.model), recipe=recipe, samples=samples, purpose="small")
 
 
