@@ -353,6 +353,15 @@ def test_programs_learn_what_torch_learns_and_the_same_bits_twice(name: str, set
     assert roundings(served, wanted) <= TWO_ROUNDS
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_smoothed_labels_are_learned_from(name: str) -> None:
+    run = run_of(name, "plain")
+    run = replace(run, hparams={**run.hparams, **FEW.get(name, {})})
+    smoothed = replace(run, recipe=run.recipe.but(smoothing=0.3))
+    one, two = (rounds.participate(of, member("anna", 0), rounds.first_shared(of), None, 1) for of in (run, smoothed))
+    assert not equal(one[0].tensors, two[0].tensors) or not equal(one[1], two[1])
+
+
 FROZEN: list[tuple[str, dict[str, object], str, tuple[str, ...]]] = [
     *((name, {}, "torch", ("conv2", "bn2")) for name in NAMES),
     ("ffgg", {"form": "gradient"}, "torch", ("conv2", "bn2")),

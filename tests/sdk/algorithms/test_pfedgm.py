@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerance import roundings, slack
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from talaria.aggregate import class_statistics as pooled
 from talaria.aggregate.class_statistics import PooledStatistics
@@ -18,7 +19,17 @@ from talaria.algorithms.pfedgm import PFedGM, gaussian
 from talaria.algorithms.pfedgm.gaussian import Statistics
 from talaria.algorithms.pfedgm.head import Linear, Quadratic, fused, log_prior, personal_head
 from talaria.algorithms.pfedgm.head import covariance as own_covariance
-from talaria.algorithms.pfedgm.navigator import last_layer, last_linear, projection, projection_of, spread_apart
+from talaria.algorithms.pfedgm.navigator import (
+    ANCHORS,
+    SCALE,
+    Projection,
+    last_layer,
+    last_linear,
+    projection,
+    projection_of,
+    spread_apart,
+)
+from talaria.algorithms.pfedgm.objective import Navigation
 from talaria.algorithms.pfedgm.resampling import resampled, sampled_log_prior
 from talaria.errors import AggregationError, ConfigError, ModelError
 from talaria.federated import rounds
@@ -511,6 +522,25 @@ def test_virtual_features_teach_the_navigator_classes_that_a_client_lacks(tiny: 
         return float(tensor_of(-0.5 * np.square(z - anchors).sum(1)).log_softmax(0)[2])
 
     assert score(one) > score(two)
+
+
+def test_the_navigators_loss_and_slopes_with_smoothed_labels_are_autograds() -> None:
+    g = torch.Generator().manual_seed(0)
+    inputs, anchors = (torch.randn(n, 4, generator=g, dtype=torch.float64, requires_grad=True) for n in (6, 3))
+    scale = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
+    project, y, offset = Projection(4), torch.arange(6) % 3, np.array([0.1, -0.2, 0.3])
+    navigation = Navigation("head", project, offset, 0.0, 0.0, 0.0, 1.0, 0.3)
+    own = {ANCHORS: anchors.detach().numpy(), SCALE: scale.detach().numpy()}
+    (tap,) = navigation.taps
+    found = navigation({tap: inputs.detach().numpy()}, own, inputs.detach().numpy(), y.numpy())
+    z = inputs @ tensor_of(project.matrix(4, np.float64)).T
+    logits = -0.5 * torch.exp(-2 * scale) * (z[:, None] - anchors).square().sum(2) + torch.from_numpy(offset)
+    loss = F.cross_entropy(logits, y, label_smoothing=0.3)
+    loss.backward()
+    assert found.loss == pytest.approx(loss.item())
+    for slope, of in ((found.taps[tap], inputs), (found.own[ANCHORS], anchors)):
+        np.testing.assert_allclose(slope, of.grad.numpy(), atol=1e-12)
+    assert float(found.own[SCALE]) == pytest.approx(scale.grad.item())
 
 
 def test_a_head_that_is_not_linear_is_refused() -> None:

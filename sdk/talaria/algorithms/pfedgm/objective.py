@@ -28,9 +28,9 @@ class Navigation:
     """CE(navigator) + η_inter Σ relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(navigator, virtual); an
     :class:`~talaria.training.objectives.Objective` whose own tensors are the anchors and their scale.
 
-    The options are those of :class:`~talaria.algorithms.pfedgm.PFedGM`. ``offset`` (C,) is added to the scores of
-    samples, ``known`` has the class means of an earlier round and which of them are held, ``sample`` draws virtual
-    features and their labels.
+    The options are those of :class:`~talaria.algorithms.pfedgm.PFedGM`, ``smoothing`` is the recipe's. ``offset`` (C,)
+    is added to the scores of samples, ``known`` has the class means of an earlier round and which of them are held,
+    ``sample`` draws virtual features and their labels.
     """
 
     layer: str
@@ -40,6 +40,7 @@ class Navigation:
     intra: float
     virtual: float
     margin: float
+    smoothing: float = 0.0
     known: tuple[Array, Array] | None = None
     sample: Callable[[], tuple[Array, Array]] | None = None
 
@@ -57,7 +58,7 @@ class Navigation:
         inputs, anchors, scale = seen[INTO + self.layer], own[ANCHORS], own[SCALE]
         matrix = self.project.matrix(inputs.shape[1], inputs.dtype)
         z = inputs @ matrix.T
-        loss, along, apart, wider = _judged(z, y, anchors, scale, self.offset)
+        loss, along, apart, wider = _judged(z, y, anchors, scale, self.offset, self.smoothing)
         far, pushed = spread_apart(anchors, self.margin)
         loss, apart = loss + self.inter * far, apart + _scaled(self.inter, pushed)
         if self.known is not None:
@@ -66,7 +67,7 @@ class Navigation:
             loss += self.intra * float(np.square(away).sum() / away.size)
             along = along + _scaled(self.intra * 2 / away.size, away)
         if self.sample is not None:
-            more = _judged(*self.sample(), anchors, scale, 0.0)
+            more = _judged(*self.sample(), anchors, scale, 0.0, self.smoothing)
             loss, apart = loss + self.virtual * more[0], apart + _scaled(self.virtual, more[2])
             wider = wider + _scaled(self.virtual, more[3])
         mine = {ANCHORS: apart, SCALE: np.asarray(wider, scale.dtype)}
@@ -74,11 +75,11 @@ class Navigation:
 
 
 def _judged(
-    z: Array, y: Array, anchors: Array, scale: Array, offset: Array | float
+    z: Array, y: Array, anchors: Array, scale: Array, offset: Array | float, smoothing: float
 ) -> tuple[float, Array, Array, Array]:
     """The navigator's cross-entropy on features (N, k), and its gradients by them, the anchors and the scale."""
     found = scores(z, anchors, scale)
-    loss, slope = cross_entropy(found + offset, y)
+    loss, slope = cross_entropy(found + offset, y, smoothing)
     sharp = np.exp(-2 * scale)
     along = sharp * (slope @ anchors)
     apart = sharp * (slope.T @ z - slope.sum(0)[:, None] * anchors)
@@ -113,6 +114,7 @@ def objective(
         intra,
         virtual,
         margin,
+        task.recipe.smoothing,
         (private[CENTRES], private[HELD]) if CENTRES in private and HELD in private else None,
         virtual_features(count, shared, draws) if virtual else None,
     )
