@@ -354,6 +354,19 @@ def test_programs_learn_what_torch_learns_and_the_same_bits_twice(name: str, set
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_whoever_asks_without_gradients_has_the_same_bits(name: str) -> None:
+    done = learned(name, "plain")
+    who, private = done.members["anna"], done.private["anna"]
+    found = []
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            update, own = rounds.participate(done.run, who, done.shared, private, 2)
+            served = [state_of(rounds.personalize(done.run, who, done.shared, mine)) for mine in (private, None)]
+        found.append((update.tensors, own, *served))
+    assert all(equal(one, two) for one, two in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_smoothed_labels_are_learned_from(name: str) -> None:
     run = run_of(name, "plain")
     run = replace(run, hparams={**run.hparams, **FEW.get(name, {})})

@@ -82,6 +82,7 @@ class FunctionalSGD:
         slopes = self._slopes(self._leaves(at), x, y, keep, draws or self._draws, differentiable=False)
         return to_arrays({k: v for k, v in slopes.items() if v is not None})
 
+    @torch.enable_grad()
     def curved(self, x: Array, y: Array, along: Tensors, draws: LayerDraws) -> Tensors:
         """The Hessian of the batch's loss times ``along``, by differentiating twice."""
         with TwiceDifferentiable():
@@ -120,6 +121,7 @@ class FunctionalSGD:
         own = {k: torch.empty_like(v, requires_grad=False) for k, v in self._weights.items()}
         return {k: v.copy_(tensor_of(at[k])).requires_grad_() for k, v in own.items()}
 
+    @torch.enable_grad()
     def _slopes(
         self, at: Leaves, x: Array, y: Array, keep: bool, draws: LayerDraws, *, differentiable: bool
     ) -> dict[str, Tensor | None]:

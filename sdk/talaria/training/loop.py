@@ -65,6 +65,7 @@ def _convolved(module: Module) -> list[Tensor]:
     return [p for p in module.parameters() if p.dim() == 4 and p.shape[-1] > 1]
 
 
+@torch.enable_grad()  # who runs a model may have asked for it under no_grad, and it is tuned before it is served
 def train(
     task: Task,
     state: Tensors,
@@ -131,6 +132,7 @@ def cross_entropy(smoothing: float = 0.0) -> Loss:
     return objective
 
 
+@torch.enable_grad()
 def gradient(
     task: Task,
     state: Tensors,

@@ -32,6 +32,7 @@ from talaria.types import Recipe, Samples, Task
 __all__ = ["accuracy", "another", "calibrate", "gradient", "looking", "served", "train", "train_upper", "walk"]
 
 
+@torch.enable_grad()
 def train(
     task: Task,
     state: Tensors,
@@ -67,6 +68,7 @@ def train(
     return {name: after.get(name, value) for name, value in state.items()}
 
 
+@torch.enable_grad()
 def gradient(
     task: Task,
     state: Tensors,
