@@ -213,3 +213,14 @@ def test_apfl_keeps_alpha_where_both_models_agree(tiny: Tiny) -> None:
     shared, private = algorithm.init(task.model, task.split)
     _, after = algorithm.fit(task, shared, private)
     assert float(after[ALPHA]) == 0.3
+
+
+@nets
+def test_who_comes_after_local_rounds_is_served_what_a_member_learned(tiny: Tiny, net: dict[str, object]) -> None:
+    task, count = tiny(**net), 3
+    shared, first = LocalOnly().init(task.model, task.split)
+    private = first
+    for number in range(1, count + 1):
+        _, private = LocalOnly().fit(task.but(round=number), shared, private)
+    late = LocalOnly().personal(task.but(round=count, newcomer=True), shared, first)
+    assert equal(state_of(late), private)
