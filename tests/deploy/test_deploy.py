@@ -33,6 +33,7 @@ def figures(folder: Path) -> set[str]:
         pass
     views = Views(folder / "coordinator.db")
     told = text_string_to_metric_families(metrics.Metrics("watch", views, folder).text().decode())
+    views.close()
     names = {sample.name for family in told for sample in family.samples} | {family.name for family in told}
     source = Path(metrics.__file__).read_text()
     gauges = {f"talaria_{name}" for name in re.findall(r'_gauge\(\s*"([a-z_]+)"', source)}
