@@ -116,7 +116,8 @@ class Recipe:
     weight decay apart from the slopes)."""
     schedule: str = "constant"
     """The rate over rounds: ``"constant"``, ``"cosine"`` down towards 0, or ``"step"``, a tenth after half of the
-    rounds and a hundredth after three quarters. What a device trains to be served has the rate itself."""
+    rounds and a hundredth after three quarters. What a device trains to be served has the rate itself, and rates that
+    an algorithm has as options of its own stand as they are given."""
     warmup: int = 0
     """First rounds in which the rate grows in equal steps to its own; the schedule goes over the rounds after them."""
     clip: float = 0.0

@@ -28,8 +28,9 @@ from talaria.types import Task, Update
 
 @dataclass(frozen=True, kw_only=True)
 class FedRep:
-    """``head_epochs`` and ``body_epochs`` stand in for the recipe's epochs; ``final_epochs`` fit the head before it is
-    served (a device that never took part takes ``head_epochs``). The authors weigh devices uniformly on CIFAR."""
+    """``head_epochs`` and ``body_epochs`` stand in for the recipe's epochs and steps; ``final_epochs`` fit the head
+    before it is served (a device that never took part takes ``head_epochs``). The authors weigh devices uniformly
+    on CIFAR."""
 
     head_epochs: Annotated[Epochs, off(0, "never fits the head")] = 10
     body_epochs: Annotated[Epochs, off(0, "never learns a body")] = 1
