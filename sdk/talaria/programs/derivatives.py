@@ -95,18 +95,6 @@ class Derivatives:
 
         return look
 
-    def walk(
-        self,
-        task: Task,
-        state: Tensors,
-        recipe: Recipe,
-        purpose: str,
-        objective: Curved | None,
-        only: Collection[str] | None,
-    ) -> ProgramWalk:
-        """See :func:`talaria.training.engine.walk`."""
-        return ProgramWalk(self, task, state, recipe, purpose, objective, only)
-
 
 class ProgramWalk:
     """One sequence of weights under the recipe's SGD; a :class:`~talaria.training.interface.Walk`."""

@@ -154,7 +154,7 @@ class ProgramEngine:
         only: Collection[str] | None = None,
     ) -> ProgramWalk:
         """A walk of one step at a time, see :func:`talaria.training.engine.walk`."""
-        return self._derivatives.walk(task, state, recipe, purpose, objective, only)
+        return ProgramWalk(self._derivatives, task, state, recipe, purpose, objective, only)
 
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
         """BatchNorm statistics estimated anew, as :func:`talaria.training.loop.calibrate` does."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -106,19 +106,18 @@ class Maker:
 
     def derivative(self, only: frozenset[str] | None, taps: tuple[str, ...]) -> Vjp:
         """The derivative, made when it is first asked for, as :func:`talaria.programs.differentiate.packed` does."""
-        key = f"derivative/{derivative_name(only, taps)}"
-        if key not in self.derivatives:
-            data = differentiate.packed(self.spec, only, taps)
-            self.derivatives[key] = data, Vjp.read(data)
-        return self.derivatives[key][1]
+        name = f"derivative/{derivative_name(only, taps)}"
+        return self._derivative(name, lambda: differentiate.packed(self.spec, only, taps))
 
     def twice(self, only: frozenset[str] | None) -> Vjp:
         """See :func:`talaria.programs.differentiate.curved`."""
-        key = twice_name(only)
-        if key not in self.derivatives:
-            data = differentiate.curved(self.spec, only)
-            self.derivatives[key] = data, Vjp.read(data)
-        return self.derivatives[key][1]
+        return self._derivative(twice_name(only), lambda: differentiate.curved(self.spec, only))
+
+    def _derivative(self, name: str, make: Callable[[], bytes]) -> Vjp:
+        if name not in self.derivatives:
+            data = make()
+            self.derivatives[name] = data, Vjp.read(data)
+        return self.derivatives[name][1]
 
     def lower(self, only: frozenset[str]) -> Lower | None:
         """The frozen layers, cut off when they are first asked for."""
