@@ -36,7 +36,7 @@ from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
 from talaria.tasks import Scale
 from talaria.tensors import Array, Tensors
-from talaria.training import engine, frozen_features, loop
+from talaria.training import engine, loop
 from talaria.types import Recipe, Samples, Task, inputs_of
 
 SCORED = 16
@@ -394,21 +394,16 @@ def _serving(task: Task, state: Tensors, scale: Scale | None) -> Module:
 
 
 def _trained(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:
-    after = _learned(task, state, only, purpose)
+    if only is None:
+        after = engine.train(task, state, purpose=purpose)
+    else:
+        after = engine.train_upper(task, state, only=only, purpose=purpose)
     if (name := lost(state, after)) is not None:
         raise ConfigError(
             f"recipe: with lr={task.recipe.lr:g} the training diverged, tensor {name!r} holds NaN or infinity; "
             "lower lr, or scale the samples"
         )
     return after
-
-
-def _learned(task: Task, state: Tensors, only: Sequence[str] | None, purpose: str) -> Tensors:
-    if task.goal != tasks.CLASSIFICATION:
-        return engine.train(task, state, only=only, purpose=purpose)
-    if only is None:
-        return loop.train(task, state, purpose=purpose)
-    return frozen_features.train(task, state, only=only, purpose=purpose)
 
 
 def _pruned(task: Task, state: Tensors, plan: Plan) -> tuple[Task, Tensors]:

@@ -75,6 +75,20 @@ def test_what_the_plan_freezes_does_not_move() -> None:
     assert not torch.equal(personal.model.state_dict()["head.weight"], start["head.weight"])
 
 
+@pytest.mark.parametrize(
+    ("plan", "frozen", "learned"),
+    [(Plan(), "conv1", "head.weight"), (Plan(trained=("body", "head")), "head", "conv1.weight")],
+)
+def test_what_the_recipe_freezes_does_not_move(plan: Plan, frozen: str, learned: str) -> None:
+    from talaria.model import zoo
+
+    start = zoo.build(SPEC).state_dict()
+    personal = Personalizer(SPEC, plan=plan).fit(TRAIN, VAL, epochs=2, recipe=Recipe(freeze=(frozen,)))
+    after = personal.model.state_dict()
+    assert torch.equal(after[f"{frozen}.weight"], start[f"{frozen}.weight"])
+    assert not torch.equal(after[learned], start[learned])
+
+
 def test_channels_go_where_the_samples_need_them_least() -> None:
     budget = Budget(bundle_mb=0.06)
     personal = Personalizer(SPEC, budget, profile=DEVICE, by_worth=True)
