@@ -107,9 +107,9 @@ class NpzSource:
         """Labels as class numbers, int64 (N,); targets of another task as they are."""
         if y.dtype.kind == "f" and (y.ndim > 1 or not (y == np.rint(y)).all()):
             return y.astype(np.float32)
-        if y.dtype.kind not in "US":
+        if y.dtype.kind != "U":
             return recorded.whole(y, "y")
-        names, at = np.unique(y if y.dtype.kind == "U" else np.char.decode(y, "utf-8", "replace"), return_inverse=True)
+        names, at = np.unique(y, return_inverse=True)
         unknown = [name for name in names.tolist() if name not in self.labels]
         if unknown:
             raise DataError(

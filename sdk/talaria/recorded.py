@@ -14,7 +14,7 @@ The file is a ``.npz``, or a folder of ``.npy`` files. Needs numpy alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,29 @@ def _fitting(made: Recorded) -> Recorded:
         if values is not None and (values.ndim not in rank or not made.x.ndim or len(values) != len(made.x)):
             rows = made.x.shape[0] if made.x.ndim else 0
             raise DataError(f"data: x has {rows} rows, {name} has shape {values.shape}; give one for each, (N,)")
-    return made
+    return replace(
+        made, y=_text(_read(made), "y"), client=None if made.client is None else _text(made.client, "client")
+    )
+
+
+def _read(made: Recorded) -> Array:
+    """``y``, without the bytes that nobody reads."""
+    if made.split is None or made.y.dtype.kind != "S":
+        return made.y
+    return np.where(made.split == UNLABELLED, b"", made.y)
+
+
+def _text(values: Array, name: str) -> Array:
+    """Bytes as text. What is no UTF-8 is refused: with a sign in its place, two names would become one."""
+    if values.dtype.kind != "S":
+        return values
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"data: {name} holds {error.object[:80]!r}, which is no UTF-8; write numpy.char.decode({name}, 'latin-1'), "
+            "or the encoding that it has"
+        ) from None
 
 
 def whole(values: Array, name: str) -> Array:
@@ -144,9 +166,8 @@ def targets(raw: Recorded) -> Array:
 def clients(values: Array) -> tuple[tuple[str, ...], Array, Array]:
     """``(names, numbers, rows)``: the clients in order, the number that each client's draws derive from, and for each
     sample its client's place. Text is taken as it is; number 7 of up to 12 is called ``client-07``."""
-    if values.dtype.kind in "US":
-        text = values.astype(np.str_) if values.dtype.kind == "U" else np.char.decode(values, "utf-8", "replace")
-        named, rows = np.unique(text, return_inverse=True)
+    if values.dtype.kind == "U":
+        named, rows = np.unique(values, return_inverse=True)
         if any(not name for name in named):
             raise DataError("data: client holds an empty text; name every client")
         return tuple(named.tolist()), np.arange(len(named)), rows
@@ -169,6 +190,12 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
         if _APART & set(found):
             mend = "write x and y of each part, train and val (test may be left out), or x and y of all with split"
         raise DataError(f"data: {path} lacks {', '.join(missing)}; {mend}")
+    beside = [name for name in ("client", "split") if name in found]
+    if beside:
+        raise DataError(
+            f"data: {path} holds x_train and {beside[0]}, which goes with x and y of all; put the parts into one x and "
+            "one y with split, or leave it out"
+        )
     raw = npz.read(path, [f"{array}_{part}" for part in parts for array in "xy"], (_WITHOUT,), limit)
     first, labels = raw["x_train"], raw["y_train"]
     numbers = [PARTS.index(part) for part in parts]
@@ -186,6 +213,11 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
             )
         if x.dtype.kind not in "bfiu":
             raise DataError(f"data: {path}: x_{part} is {x.dtype}; need numbers")
+        if (x.dtype == np.uint8) != (first.dtype == np.uint8):
+            raise DataError(
+                f"data: {path}: x_{part} is {x.dtype}, x_train {first.dtype}; uint8 is taken for pixels and divided by "
+                "255, so write all parts alike"
+            )
         if y.shape[1:] != raw["y_train"].shape[1:]:
             raise DataError(f"data: {path}: y_{part} is {y.shape}, y_train {raw['y_train'].shape}; give alike targets")
         if (y.dtype.kind in "US") != (raw["y_train"].dtype.kind in "US"):

@@ -54,6 +54,11 @@ def test_test_samples_are_taken_where_given(tmp_path):
         ({"y_val": None}, "lacks y_val"),
         ({"x_train": np.array(["a"] * 12)}, "need numbers"),
         ({"y_train": np.zeros(5, dtype=int)}, r"y_train \(5,\); give one label per sample"),
+        (
+            {"x_val": np.zeros((3, *SHAPE), np.uint8)},
+            "x_val is uint8, x_train float32; .* divided by 255, so write all",
+        ),
+        ({"client": np.repeat([0, 1], 6)}, "holds x_train and client, which goes with x and y of all"),
         ({"y_train": np.zeros((12, 1), dtype=int)}, r"y_val is \(3,\), y_train \(12, 1\); give alike targets"),
     ],
 )

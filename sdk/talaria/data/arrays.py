@@ -198,10 +198,10 @@ def _targets(raw: Recorded, task: str) -> tuple[tuple[str, ...], Array]:
                 f"these targets (task='regression', 'multilabel' or 'per_step'){mend}"
             )
         _require_known(raw, y)
-        labels, classes = np.unique(y if y.dtype.kind in "US" else recorded.whole(y, "y"), return_inverse=True)
+        labels, classes = np.unique(y if y.dtype.kind == "U" else recorded.whole(y, "y"), return_inverse=True)
         if len(labels) < 2:
             raise DataError(f"data: y holds one class only, {labels[0]}; a classifier needs at least two")
-        return _texts(labels), classes
+        return tuple(str(label) for label in labels.tolist()), classes
     if y.dtype.kind not in "bfiu" or y.ndim not in (1, 2) or 0 in y.shape:
         raise DataError(
             f"data: y is {y.dtype} {y.shape}, and task={task!r} takes numbers (N, ...); give one row for each sample"
@@ -230,8 +230,8 @@ def _require_known(raw: Recorded, y: Array) -> None:
     """Raise :class:`DataError` where a sample has no label: an empty text, NaN, or -1 beside classes from 0 up. It
     would be learned as a class of its own."""
     mend = ""
-    if y.dtype.kind in "US":
-        said, missing = "empty", y == y.dtype.type()
+    if y.dtype.kind == "U":
+        said, missing = "empty", y == ""
     elif y.dtype.kind == "f" and np.isnan(y).any() and not np.isnan(y).all():
         said, missing = "NaN", np.isnan(y)
     elif y.dtype.kind in "if" and (y == 0).any() and y.min() == -1:
@@ -280,10 +280,6 @@ def _numbers(raw: Recorded) -> Array:
                 "drop or repair that sample"
             )
     return x.astype(np.float32)
-
-
-def _texts(values: Array) -> tuple[str, ...]:
-    return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v) for v in values.tolist())
 
 
 def _oriented(x: Array, layout: str) -> tuple[Array, str]:

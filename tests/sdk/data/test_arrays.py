@@ -153,6 +153,24 @@ def test_names_in_any_script_are_names() -> None:
     assert {*found.clients} == {*names}
 
 
+def test_bytes_of_another_encoding_do_not_become_one_client(tmp_path: Path) -> None:
+    names = np.repeat([name.encode("latin-1") for name in ("anna", "Jörg", "Jürg")], 20)
+    for array in ("client", "y"):
+        with pytest.raises(DataError, match=rf"{array} holds b'J\\xf6rg', which is no UTF-8; write numpy.char.decode"):
+            loaded(tmp_path, **{array: names})
+    assert [*loaded(tmp_path, client=np.char.encode(np.char.decode(names, "latin-1"))).clients] == [
+        "Jörg",
+        "Jürg",
+        "anna",
+    ]
+    split, y = np.tile([0, 1, 2, 3], 15), np.tile([b"a", b"b", b"\xff"], 20)
+    assert loaded(tmp_path, split=split, y=np.where(split == 3, b"\xff", np.where(y == b"\xff", b"c", y))).labels == (
+        "a",
+        "b",
+        "c",
+    )
+
+
 def test_client_names_sort_as_their_numbers(tmp_path: Path) -> None:
     data = loaded(tmp_path, client=np.repeat([2, 10, 100], 20))
     assert list(data.clients) == ["client-002", "client-010", "client-100"]
