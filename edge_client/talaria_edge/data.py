@@ -121,11 +121,7 @@ class NpzSource:
     def _inputs(self, x: Array) -> Array:
         if x.dtype.kind not in "bfiu":
             raise DataError(f"data: {self.path}: x is {x.dtype}; need numbers")
-        with np.errstate(over="ignore"):
-            values = np.ascontiguousarray(x, dtype=np.float32)
-        if x.dtype == np.uint8:
-            values = values / np.float32(255)
-        return values
+        return recorded.scaled(x)
 
     def _samples(self, found: recorded.Recorded, part: str, y: Array, rows: Array) -> Samples:
         """Those of the file's ``rows``; a refusal names a sample by its place in the file."""

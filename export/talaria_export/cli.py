@@ -12,6 +12,7 @@ import typer
 from talaria.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from talaria.types import Samples
     from talaria_export.bundle.report import Report
     from talaria_export.runtime.predictor import Prediction
 
@@ -93,7 +94,6 @@ def export(
     against the unpruned model on this machine, and written with the fastest variant that passes the gate.
     """
     from talaria import tasks
-    from talaria.types import Samples
     from talaria_export.build import build, inputs
     from talaria_export.bundle.preprocess import preprocessing
     from talaria_export.convert.quantize import Gate
@@ -114,12 +114,13 @@ def export(
     goal = task or str(facts.get("task") or tasks.CLASSIFICATION)
     if spec is None and tasks.of(goal).name != (learned := tasks.of(facts.get("task") or tasks.CLASSIFICATION).name):
         raise ConfigError(f"--task {goal}: {of_run or state} learned {learned}; leave --task out")
+    names = labels.split(",") if labels else facts.get("labels") or None
     report = build.make_bundle(
         out,
         model,
         example=example,
-        samples=held if data is None else Samples.of(*_arrays(data, 1), task=goal),
-        labels=labels.split(",") if labels else facts.get("labels") or None,
+        samples=held if data is None else _held_out(data, goal, names),
+        labels=names,
         meta=facts.get("card", {}) if card is None else inputs.read_json(card),
         normalize=moments,
         stride=stride,
@@ -251,6 +252,20 @@ def _table(reports: list[Report]) -> None:
 
 def _figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def _held_out(path: Path, task: str, labels: list[str] | None) -> Samples:
+    """The samples of a file that variants are judged on, as the model takes them; texts are names among ``labels``."""
+    from talaria import inputs, recorded
+    from talaria.types import Samples
+    from talaria_export.runtime import verify
+
+    x, y = _arrays(path, 1)
+    if y.dtype.kind == "U":
+        if labels is None:
+            raise DataError(f"{path}: y holds names of classes; say by --labels in which order the model gives them")
+        y = verify.class_numbers(y, labels)
+    return Samples.of(recorded.scaled(inputs.array_of(x, "x")), y, task=task)
 
 
 def _arrays(path: Path, part: int) -> tuple[Any, Any]:

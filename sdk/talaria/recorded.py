@@ -149,6 +149,14 @@ def whole(values: Array, name: str) -> Array:
     return values.astype(np.int64)
 
 
+def scaled(x: Array) -> Array:
+    """Samples as a model sees them, contiguous float32: uint8 are pixels and divided by 255, other numbers as they
+    are."""
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, which whoever learns from it refuses
+        values = np.ascontiguousarray(x, dtype=np.float32)
+    return values / np.float32(255) if x.dtype == np.uint8 else values
+
+
 def targets(raw: Recorded) -> Array:
     """``y`` as it is, but that of some labelled sample wherever ``split`` says unlabelled, where the file has no label.
     :class:`DataError` where no sample is labelled."""

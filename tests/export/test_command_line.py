@@ -1,4 +1,5 @@
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import talaria
 from talaria.errors import ConfigError, DataError, ModelError, StateError
 from talaria.model import masks, pruning, zoo
 from talaria.model.spec import ModelSpec
+from talaria.types import Samples
 from talaria_export import cli, open_bundle
+from talaria_export.build import build
 
 IMU = ModelSpec("imu_cnn", (6, 100), 7)
 
@@ -47,6 +50,19 @@ def files(imu, tmp_path_factory):
     np.save(home / "x.npy", imu.x[:3].numpy())
     np.savetxt(home / "one.csv", imu.x[0].numpy(), delimiter=",")
     return home
+
+
+def test_pixels_and_names_of_a_file_are_read_as_a_device_reads_them(app, files, tmp_path, monkeypatch):
+    given: list[Samples] = []
+    monkeypatch.setattr(build, "make_bundle", lambda *_, samples, **__: given.append(samples) or sys.exit(0))
+    x, y = np.random.default_rng(0).integers(0, 256, (40, 6, 100), np.uint8), np.arange(40) % 7
+    np.savez(tmp_path / "data.npz", x=x, y=np.array([*"abcdefg"])[y])
+    where = ("--spec", files / "spec.json", "--weights", files / "weights.safetensors", "--data", tmp_path / "data.npz")
+    run(app, "export", *where, "--mask", files / "mask.safetensors", "--labels", "a,b,c,d,e,f,g")
+    assert np.array_equal(given[0].x, x.astype(np.float32) / np.float32(255))
+    assert np.array_equal(given[0].y, y)
+    with pytest.raises(DataError, match="y holds names of classes; say by --labels in which order"):
+        run(app, "export", *where, "--mask", files / "mask.safetensors")
 
 
 def test_pruned_model_is_exported_from_files_verified_and_run(app, files, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from talaria.errors import DataError
-from talaria_export import verify_bundle
+from talaria_export import Predictor, verify_bundle
 from talaria_export.bundle.archive import pack, unpack
 from talaria_export.bundle.bundle import array_bytes, read_bundle, seal
 from talaria_export.runtime.verify import class_numbers
@@ -32,6 +32,12 @@ def test_samples_may_name_their_classes(bundle, imu):
     names = np.array(read_bundle(bundle.read_bytes()).labels)
     report = verify_bundle(bundle, samples=(imu.x.numpy(), names[imu.y.numpy()]), seconds=0)
     assert report.figures["accuracy"] == 1.0
+
+
+def test_pixels_are_scaled_as_in_a_file_to_learn_from(bundle, imu):
+    x = np.random.default_rng(0).integers(0, 256, (64, 6, 100), np.uint8)
+    y = Predictor(bundle)(x.astype(np.float32) / np.float32(255)).logits.argmax(1)
+    assert verify_bundle(bundle, samples=(x, y), seconds=0).figures["accuracy"] == 1.0
 
 
 def test_a_class_is_told_by_its_name_or_by_its_number():

@@ -323,7 +323,7 @@ def _read(path: Path, at: float, limit: int) -> _Window:
         if values is not None and (not values.ndim or len(values) != len(x)):
             raise DataError(f"x has {len(x)} rows, {name} has shape {values.shape}; give one for each")
     made = recorded.of(np.zeros(len(x)), np.zeros(len(x), np.int64), split=rest["split"])
-    values = np.ascontiguousarray(x, dtype=np.float32) / np.float32(255 if x.dtype == np.uint8 else 1)
+    values = recorded.scaled(x)
     if not np.isfinite(values).all():
         raise DataError("x holds NaN or infinity; drop or repair that window")
     return _Window(path.stem, at, values, rest["y"], made.split)

@@ -124,7 +124,7 @@ def federated(
     learned = np.concatenate([train for who, (train, *_) in cuts.items() if who not in late])
     scaling: dict[str, Any] = {"scaled": "divided by 255" if raw.x.dtype == np.uint8 else "as given"}
     if raw.x.dtype == np.uint8:
-        x = x.astype(np.float32) / np.float32(255)
+        x = recorded.scaled(x)
     elif standardize and raw.parts:
         given = inputs.apart(x, raw.parts)
         for part in set(given) - set(raw.plain):
