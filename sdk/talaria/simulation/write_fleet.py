@@ -20,7 +20,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -143,9 +143,10 @@ def write_fleet(folder: Path, written: Written) -> None:
             "--write-fleet: devices of secure rounds know each other by keys, which the folder has none of; leave "
             "--secure out, or make the fleet by `talaria fleet init` and set [privacy] secure = true in its fleet.toml"
         )
-    everyone = written.data.everyone
+    everyone, classes = written.data.everyone, tasks.of(written.run.task).name == tasks.CLASSIFICATION
+    named = classes and _mistakable(written.data.labels)
     for name, client in everyone.items():
-        _require(name, client, classes=_plain(written.run))
+        _require(name, client, classes=classes)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--write-fleet {folder}: is there already and not empty; give the name of a new folder")
     beside = None
@@ -157,7 +158,7 @@ def write_fleet(folder: Path, written: Written) -> None:
             (beside / path).write_bytes(text)
         (beside / "data").mkdir()
         for name, client in everyone.items():
-            _save(beside / "data" / f"{name}.npz", client)
+            _save(beside / "data" / f"{name}.npz", client, written.data.labels if named else ())
         os.replace(beside, folder)
     except OSError as error:
         raise ConfigError(f"--write-fleet {folder}: cannot be written ({error.strerror or error})") from None
@@ -195,15 +196,22 @@ def _require(name: str, client: Client, *, classes: bool) -> None:
         )
 
 
-def _save(path: Path, client: Client) -> None:
+def _mistakable(labels: Sequence[str]) -> bool:
+    """Whether a class's number may be another class's name, as where the classes are called 1, 2 and 3."""
+    return any(str(at) in labels and name != str(at) for at, name in enumerate(labels))
+
+
+def _save(path: Path, client: Client, names: Sequence[str] = ()) -> None:
+    """The client's samples, with the ``names`` of classes instead of their numbers where there are any."""
     parts = [client.train, client.val, client.test]
     if (rest := client.unlabelled) is not None and len(rest):
         y = client.train.y
         parts.append(Samples(rest, np.full((len(rest), *y.shape[1:]), -1, y.dtype)))
+    y = np.concatenate([part.y for part in parts])
     np.savez(
         path,
         x=np.concatenate([part.x for part in parts]),
-        y=np.concatenate([part.y for part in parts]),
+        y=np.array([*names, ""])[y] if names else y,  # -1, of windows without a label, is the last
         split=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
     )
 

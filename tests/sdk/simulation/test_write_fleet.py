@@ -73,9 +73,22 @@ def test_each_device_gets_its_clients_unlabelled_windows(mine, tmp_path):
             assert np.array_equal(whole.unlabelled, one.unlabelled)
 
 
+def test_a_class_called_as_another_ones_number_is_written_by_its_name(mine, tmp_path):
+    """Who reads the file beside a bundle, which has names too, would take class 1, called 2, for the one called 1."""
+    split = np.where(np.arange(60) % 20 == 19, 3, np.arange(60) // 3 % 3)
+    for labels, kind in (([1, 2, 3], "U"), ([3, 7, 100], "i"), ([0, 1, 2], "i"), (["a", "b", "c"], "i")):
+        path, folder = mine(y=np.array(labels)[np.arange(60) % 3], split=split), tmp_path / f"fleet-{labels[0]}"
+        assert written(path, folder).exit_code == 0
+        assert np.load(folder / "data" / "anna.npz")["y"].dtype.kind == kind
+        one, found = data.load(f"npz:{path}").clients["anna"], device_config(folder / "anna.toml").source.load()
+        assert np.array_equal(found.test.y, one.test.y)
+        assert np.array_equal(found.unlabelled, one.unlabelled)
+
+
 def test_a_client_that_no_agent_could_be_is_refused_first(mine, tmp_path):
     odd = mine(y=np.repeat([0, 1, 2], 20))
-    assert "anna trains on class 0 alone" in str(written(odd, tmp_path / "fleet").exception)
+    for task in ("classification", "classification:balance=true"):
+        assert "anna trains on class 0 alone" in str(written(odd, tmp_path / "fleet", "--task", task).exception)
     assert not (tmp_path / "fleet").exists()
 
 
