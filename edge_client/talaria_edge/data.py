@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from talaria import recorded, tasks, valid
+from talaria import inputs, recorded, tasks, valid
 from talaria.data import arrays
 from talaria.data.federated import require_inputs
 from talaria.data.partition import stratified
@@ -250,10 +250,12 @@ def _is_part(given: Any) -> bool:
 
 
 def _samples(x: Any, y: Any) -> Samples:
-    """Samples of arrays; targets that are no whole numbers are a regression's."""
+    """Samples of arrays; uint8 are pixels, as in a file and in a simulation of these arrays, and targets that are no
+    whole numbers are a regression's."""
     targets = np.asarray(y.detach().cpu() if hasattr(y, "detach") else y)
     numbers = targets.dtype.kind == "f" and bool((targets != np.rint(targets)).any())
-    return Samples.of(x, y, task="regression" if numbers else tasks.CLASSIFICATION)
+    values = x if isinstance(x, Mapping) else recorded.scaled(inputs.array_of(x, "x"))
+    return Samples.of(values, y, task="regression" if numbers else tasks.CLASSIFICATION)
 
 
 def _strata(y: Array) -> Array:

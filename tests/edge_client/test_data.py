@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from talaria.data.federated import Federated
 from talaria.errors import ConfigError, DataError
 from talaria.types import Samples
 from talaria_edge.data import DeviceData, Given, NamedSource, NpzSource, checked, handed
@@ -222,3 +223,12 @@ def test_unlabelled_inputs_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr("talaria_edge.data.LIMIT", 1000)
     with pytest.raises(DataError, match="unlabelled holds 1536 bytes, more than 1000; give the latest"):
         checked(data, SHAPE, CLASSES)
+
+
+def test_pixels_that_a_program_hands_over_are_those_of_a_file_and_of_a_simulation(tmp_path):
+    x, y = np.random.default_rng(0).integers(0, 256, (20, 3, 8, 9), np.uint8), np.tile([0, 1], 10)
+    np.savez(tmp_path / "mine.npz", x=x, y=y)
+    simulated = Federated.from_arrays(x, y, split=np.repeat([0, 1, 2], [10, 5, 5])).clients["client-0"]
+    assert np.array_equal(handed(((x[:10], y[:10]), (x[10:15], y[10:15]))).train.x, simulated.train.x)
+    for found in (NpzSource(tmp_path / "mine.npz").load(), handed((x, y))):
+        assert 0.9 < found.train.x.max() <= 1
