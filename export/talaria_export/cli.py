@@ -195,10 +195,11 @@ def predict(
 
     Where the bundle cuts a recording, the step at which each window begins comes first.
     """
+    from talaria_export.bundle.preprocess import of_file
     from talaria_export.runtime.predictor import Predictor
 
     predictor = Predictor(bundle, variant=variant, threads=threads, trust=trust)
-    prediction = predictor(_array(x))
+    prediction = predictor(of_file(predictor.steps, _array(x)))
     if prediction.task != "classification":
         _tell_outputs(prediction, as_json=as_json)
         return

@@ -81,6 +81,10 @@ def test_pruned_model_is_exported_from_files_verified_and_run(app, files, tmp_pa
     shown = run(app, "verify", out, "--data", files / "data.npz", "--seconds", "0")
     assert shown.exit_code == 0
     assert "ok" in shown.stdout
+    np.save(tmp_path / "pixels.npy", np.arange(600, dtype=np.uint8).reshape(6, 100))
+    np.save(tmp_path / "shares.npy", np.load(tmp_path / "pixels.npy") / np.float32(255))
+    told = [run(app, "predict", out, tmp_path / f"{name}.npy", "--json").stdout for name in ("pixels", "shares")]
+    assert told[0] == told[1]
     answer = json.loads(run(app, "predict", out, files / "x.npy", "--json").stdout)
     assert len(answer) == 3
     assert answer[0]["label"] in "abcdefg"

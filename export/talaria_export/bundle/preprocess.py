@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import inputs
+from talaria import inputs, recorded
 from talaria.errors import ConfigError, DataError
 
 Array = np.ndarray[Any, Any]
@@ -118,6 +118,12 @@ def preprocessing(
     """The steps for a model whose inputs have ``shape``; ``normalize`` is (mean, std), numbers or one per channel."""
     mean, std = ((), ()) if normalize is None else (_numbers("mean", normalize[0]), _numbers("std", normalize[1]))
     return Preprocessing(tuple(shape), mean, std, stride)
+
+
+def of_file(steps: Preprocessing, x: Array) -> Array:
+    """``x`` of a file as a bundle with these steps takes it: pixels, uint8, are divided by 255 where the bundle does
+    not normalize, as they were before the model learned from them."""
+    return x if steps.mean else recorded.scaled(x)
 
 
 def inputs_of(steps: Preprocessing, x: Any) -> Array:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from talaria import recorded, shares, tasks, valid
+from talaria import shares, tasks, valid
 from talaria.errors import BundleError, DataError, some_of
 from talaria.inputs import array_of
 from talaria.types import Samples
 from talaria_export.bundle.archive import Limits
 from talaria_export.bundle.bundle import Bundle, open_bundle
-from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of
+from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of, of_file
 from talaria_export.bundle.report import Check, Report
 from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.parity_inputs import drawn
@@ -36,10 +36,11 @@ def verify_bundle(
 
     Checked: integrity (form, sizes, SHA-256 of every member), the signature where ``trust`` names a public key, and
     parity: every model inside against the outputs that torch gave on the same inputs. With ``samples``, x (N, ...) as
-    the bundle takes them (raw windows (N, channels, size) where it cuts recordings; uint8 are pixels, divided by 255 for
-    a bundle that does not normalize, as in a file to learn from) and y (N,), names or numbers of classes, also that the default variant agrees with fp32 as the bundle's gate asks; the accuracy is among the
-    figures. Latency per input is measured against ``reference``, an ONNX file, or the dense model's shape inside the
-    bundle, in the same run; it is a figure, not a check. ``seconds=0`` leaves it out.
+    the bundle takes them (raw windows (N, channels, size) where it cuts recordings; uint8 are pixels, divided by 255
+    for a bundle that does not normalize, as in a file to learn from) and y (N,), names or numbers of classes, also that
+    the default variant agrees with fp32 as the bundle's gate asks; the accuracy is among the figures. Latency per input
+    is measured against ``reference``, an ONNX file, or the dense model's shape inside the bundle, in the same run; it
+    is a figure, not a check. ``seconds=0`` leaves it out.
 
     What is wrong with the bundle is in the report; only wrong arguments raise.
     """
@@ -113,8 +114,7 @@ def _accuracy(
     bundle: Bundle, sessions: dict[str, Session], samples: tuple[Any, Any], figures: dict[str, Any]
 ) -> list[Check]:
     steps = bundle.steps
-    given = array_of(samples[0], "x")
-    x = inputs_of(Preprocessing(steps.shape), given if steps.mean else recorded.scaled(given))
+    x = inputs_of(Preprocessing(steps.shape), of_file(steps, array_of(samples[0], "x")))
     y = np.asarray(samples[1])
     if bundle.task != tasks.CLASSIFICATION:
         return _score(bundle, sessions, x, y, figures)
