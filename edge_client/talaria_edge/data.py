@@ -349,6 +349,8 @@ def require_learnable(data: DeviceData, task: str | None = None) -> None:
     all are of one class. Where the ``task`` is not known yet (None), targets that cannot be classes pass."""
     if len(data.train) == 0:
         raise DataError("data: train holds no sample; record some before this device takes part")
+    if task is not None and not tasks.of(task).count(data.train.y):
+        raise DataError("data: train holds no labelled step, all are -1; label some before this device takes part")
     if (task is None and (data.train.y.dtype.kind == "f" or data.train.y.ndim > 1)) or (
         task is not None and tasks.of(task).name != tasks.CLASSIFICATION
     ):

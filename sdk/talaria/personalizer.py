@@ -187,6 +187,8 @@ class Personalizer:
         held = train.take(np.arange(0)) if val is None else _samples(val, "val", self.goal)
         if not len(train):
             raise DataError("train: there are no samples to learn from")
+        if not self._aim.count(train.y):
+            raise DataError("train: no step is labelled, all are -1; label some")
         if recipe is not None and not isinstance(recipe, Recipe):
             raise ConfigError(f"recipe={shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:

@@ -232,3 +232,9 @@ def test_pixels_that_a_program_hands_over_are_those_of_a_file_and_of_a_simulatio
     assert np.array_equal(handed(((x[:10], y[:10]), (x[10:15], y[10:15]))).train.x, simulated.train.x)
     for found in (NpzSource(tmp_path / "mine.npz").load(), handed((x, y))):
         assert 0.9 < found.train.x.max() <= 1
+
+
+def test_a_device_without_a_labelled_step_does_not_learn():
+    x = np.zeros((6, 3, 12), np.float32)
+    with pytest.raises(DataError, match="train holds no labelled step, all are -1; label some before"):
+        checked(handed(((x, np.full((6, 12), -1)), (x, np.zeros((6, 12), int)))), (3, 12), 2, "per_step")

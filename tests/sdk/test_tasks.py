@@ -513,3 +513,16 @@ def test_a_device_with_a_kit_serves_numbers_in_their_own_units() -> None:
     assert np.allclose(predict(served["onnx"], test), predict(served["torch"], test), rtol=1e-3)
     state = served["torch"].state_dict()
     assert all(np.allclose(value, state[name], rtol=1e-2, atol=1e-2) for name, value in served["onnx"].state.items())
+
+
+def test_who_has_no_labelled_step_is_refused_and_scores_nothing() -> None:
+    x, y = np.random.default_rng(0).normal(size=(40, 3, 12)), np.tile([0, 1], (40, 6))
+    who, split = np.repeat(["anna", "bela"], 20), np.tile([0, 0, 1, 2], 10)
+    for part, number in (("train", 0), ("test", 2)):
+        odd = np.where(((who == "bela") & (split == number))[:, None], -1, y)
+        with pytest.raises(DataError, match=f"bela {part} has no labelled step, all are -1; label some, or drop"):
+            Federated.from_arrays(x, odd, who, split, task="per_step")
+    odd = np.where(((who == "bela") & (split == 1))[:, None], -1, y)
+    assert Federated.from_arrays(x, odd, who, split, task="per_step").labels == ("label-0", "label-1")
+    with pytest.raises(DataError, match="train: no step is labelled, all are -1"):
+        talaria.Personalizer(talaria.ModelSpec("steps_cnn", (3, 12), 2), task="per_step").fit((x, np.full_like(y, -1)))

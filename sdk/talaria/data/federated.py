@@ -119,6 +119,7 @@ class Federated:
                 f"{self.name}: client {shown(name)} has {len(name)} characters{', not all text' if odd else ''}; "
                 f"name it with 1 to {LONGEST_NAME} letters, and no line breaks or other controls"
             )
+        goal = tasks.of(self.task)
         for part, samples in (("train", client.train), ("val", client.val), ("test", client.test)):
             shape = tuple(samples.x.shape[1:])
             if shape != self.input_shape:
@@ -126,7 +127,11 @@ class Federated:
                     f"{self.name}: {name} {part} samples have shape {shape}, need {self.input_shape}; reshape them"
                 )
             if len(samples):
-                tasks.of(self.task).require(f"{self.name}: {name} {part}", samples.y, self.classes)
+                goal.require(f"{self.name}: {name} {part}", samples.y, self.classes)
+            if part != "val" and not goal.count(samples.y):
+                raise DataError(
+                    f"{self.name}: {name} {part} has no labelled step, all are -1; label some, or drop the client"
+                )
         if client.unlabelled is not None:
             require_inputs(f"{self.name}: {name} unlabelled", client.unlabelled, self.input_shape)
 
