@@ -139,10 +139,16 @@ def whole(values: Array, name: str) -> Array:
     """Labels and the like as int64; floats that are whole are taken."""
     if values.dtype.kind == "f" and (np.abs(values) < 2**53).all() and (values == np.rint(values)).all():
         return values.astype(np.int64)
-    if values.dtype.kind not in "bui" or (values.dtype == np.uint64 and len(values) and values.max() >= 2**63):
+    if values.dtype == np.uint64 and values.size and values.max() >= 2**63:
+        raise DataError(
+            f"data: {name} has dtype uint64 and holds {values.max()}, beyond int64; write smaller numbers, or text"
+        )
+    if values.dtype.kind not in "bui":
         mend = f"write {name}.round().astype('int64')" if values.dtype.kind == "f" else "write numbers of classes"
         if name == "y" and values.dtype.kind == "f":
             mend = "a classifier needs classes, so cut the values into some (numpy.digitize)"
+        if name == "client":
+            mend = "number the clients from 0, or name each by text"
         if name == "split":
             mend = "write 0 for train, 1 for validation, 2 for test, 3 for unlabelled"
         raise DataError(f"data: {name} has dtype {values.dtype}, need whole numbers; {mend}")

@@ -254,7 +254,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
         r"y has shape \(60, 3\), and classification takes one class for each, \(N,\); name",
     ),
     ({"y": np.full(60, np.nan)}, "y has dtype float64, need whole numbers"),
-    ({"y": np.full(60, 2**63, np.uint64)}, "y has dtype uint64"),
+    ({"y": np.full(60, 2**63, np.uint64)}, "y has dtype uint64 and holds 9223372036854775808, beyond int64; write sm"),
+    (
+        {"client": np.full(60, np.nan)},
+        "client has dtype float64, need whole numbers; number the clients from 0, or name",
+    ),
     ({"y": np.r_[np.tile([0.0, 1.0], 29), np.nan, np.nan]}, r"y\[58\] is NaN, .* as 2 are; give them split=3, or drop"),
     ({"y": np.tile([0, 1, -1], 20)}, r"y\[2\] is -1, .* as 20 are; .*; where -1 is a class, write y \+ 1"),
     ({"y": np.tile(["", "b", "c"], 20)}, r"y\[0\] is empty, a sample without a label"),
