@@ -81,6 +81,7 @@ def test_the_page_tells_every_figure(summary: dict[str, Any]) -> None:
         assert all(f"{value:.3f}" in row[0] for value in data["accuracy"].values())
         assert f"<b>{max(data['accuracy'].values()):.3f}</b>" in row[0]
         assert f"{data['bundle_bytes'] / 1024:.1f}" in row[0]
+    assert "<h2>Someone new comes</h2><p>1 newcomer took no part in the training." in page  # whatever the data is of
     assert "reaches 0.772" in page
     assert "reaches 0.877 (worst 0.877)" in page
 

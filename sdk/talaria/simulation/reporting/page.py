@@ -67,8 +67,9 @@ def _newcomers(story: Story) -> str:
         if any("personal" in u.accuracy for u in story.newcomers) and "personal" in got
         else "",
     ]
-    words = f"{len(story.newcomers)} people took no part in the training. " + " ".join(filter(None, told))
-    return _section("Someone new puts on the watch", words, NEWCOMER_METHODS, (rows, sums), f"Newcomers' {story.score}")
+    count = len(story.newcomers)
+    words = f"{count} newcomer{'s' * (count > 1)} took no part in the training. " + " ".join(filter(None, told))
+    return _section("Someone new comes", words, NEWCOMER_METHODS, (rows, sums), f"Newcomers' {story.score}")
 
 
 def _members(story: Story) -> str:
@@ -146,8 +147,8 @@ def _shared(story: Story) -> str:
         return ""
     chart = charts.matrix(story.overlap.names, story.overlap.matrix, "Channels in common")
     return (
-        "<section><h2>What the device classes share</h2><p>Each class keeps the channels that its hardware can afford. "
-        "The share of channels that two classes both keep, of those that either keeps:</p>"
+        "<section><h2>Channels in common</h2><p>Each keeps the channels that its hardware can afford, or that its "
+        "algorithm leaves it. The share of channels that two both keep, of those that either keeps:</p>"
         f"<figure>{chart}</figure></section>"
     )
 
