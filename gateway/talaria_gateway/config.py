@@ -94,6 +94,8 @@ def load_config(path: str | Path) -> GatewayConfig:
             raise rounds.bad(name, "is for the fleet above to say; leave it out")
     below = top.table("upstream")
     upstream = device.config_of(below, NoSamples())
+    if "stay" not in below.table("device").values:  # whoever serves on hears on: the fleet above may be extended
+        upstream = replace(upstream, stay=top.table("fleet").flag("stay", True))
     below.done()
     _require_no_learner(below, upstream)
     state = top.table("fleet").path("state", "state")

@@ -46,6 +46,15 @@ def test_one_file_has_the_site_and_its_place_above(tmp_path):
         above.source.load()
 
 
+def test_a_gateway_that_serves_its_site_on_listens_above_too(tmp_path):
+    """Else it would live on, and never hear that the run above goes on for longer."""
+    assert load(tmp_path, GOOD).upstream.stay
+    ends = GOOD.replace('name = "garden"', 'name = "garden"\nstay = false')
+    assert not load(tmp_path, ends).upstream.stay
+    assert load(tmp_path, ends.replace('id = "site"', 'id = "site"\nstay = true')).upstream.stay
+    assert not load(tmp_path, GOOD.replace('id = "site"', 'id = "site"\nstay = false')).upstream.stay
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
