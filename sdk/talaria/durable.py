@@ -3,20 +3,22 @@
 import fcntl
 import os
 from contextlib import suppress
-from errno import EISDIR
+from errno import EBUSY, EISDIR
 from pathlib import Path
 from threading import get_ident
 from typing import BinaryIO
 
 
 def write(path: Path, data: bytes | memoryview, *, mode: int = 0o600, alone: bool = True) -> None:
-    """Replace ``path`` by ``data``, or leave it as it was and raise OSError.
+    """Replace ``path`` by ``data``, or leave it as it was and raise OSError, also where it is a device or a pipe.
 
     The file never has more rights than ``mode``, by default its owner's alone. Where others may write the same path at
     the same time, it is not ``alone``; what a crash leaves beside it is then not overwritten by the next write.
     """
     if path.name in ("", ".."):  # "." and "/" too: folders by their names alone
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
+    if path.exists() and not path.is_file() and not path.is_dir():  # /dev/stdout: whoever may, would replace it for all
+        raise OSError(EBUSY, "it is no file that can be replaced", str(path))
     name = f".{path.name}.part" if alone else f".{path.name[:16]}.{os.getpid()}.{get_ident()}.part"
     beside = path.with_name(name)
     try:

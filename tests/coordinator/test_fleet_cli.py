@@ -1,13 +1,16 @@
 """``talaria fleet`` and ``talaria edge join`` as people use them; and links with a password."""
 
 import json
+import os
 import re
 import shlex
+import stat
 
 import pytest
 from typer.testing import CliRunner
 
-from talaria.errors import ConfigError
+from talaria.errors import ConfigError, StateError
+from talaria.identity import credentials
 from talaria.identity.credentials import password
 from talaria_coordinator.broker import open_broker
 from talaria_coordinator.cli.fleet import app as fleet
@@ -105,8 +108,43 @@ def test_an_answer_that_has_no_place_spends_no_code(keys, tmp_path):
     request = tmp_path / "anna" / "anna.request"
     with pytest.raises(ConfigError, match="give -o a file in a folder that is there"):
         ran(fleet, "admit", keys, request, "-o", tmp_path / "not there" / "anna.answer")
+    os.mkfifo(tmp_path / "pipe")  # as a full disk, and /dev/stdout, which whoever may write /dev would replace for all
+    with pytest.raises(StateError, match="pipe could not be written: it is no file that can be replaced; name a file"):
+        ran(fleet, "admit", keys, request, "-o", tmp_path / "pipe")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     ran(fleet, "admit", keys, request, "-o", tmp_path / "anna.answer")  # the code is good still
     assert "mqtts://" in ran(edge, "join", tmp_path / "anna", "--answer", tmp_path / "anna.answer")
+
+
+@pytest.mark.parametrize("last", ["tls.key", "sign.key", "bela.request", "anna.request"])
+def test_joining_that_a_full_disk_or_a_kill_cut_off_is_begun_anew(keys, tmp_path, monkeypatch, last):
+    """Nobody has heard of its keys, and no answer will come: told to give one, an owner would go in a circle."""
+    written, folder = credentials.write, tmp_path / "anna"
+
+    def cut(path, data, **how):
+        written(path, data, **how)
+        if path.name == last:
+            (folder / f".{path.name}.part").touch()
+            raise StateError("cut off")
+
+    def code(device):
+        return json.loads(ran(fleet, "enroll", keys, device, "--json"))["code"] + "\n"
+
+    monkeypatch.setattr(credentials, "write", cut)
+    with pytest.raises(StateError, match="cut off"):
+        ran(edge, "join", folder, text=code("bela" if last == "bela.request" else "anna"))
+    monkeypatch.undo()
+    ran(edge, "join", folder, text=code("anna"))
+    assert {path.name for path in folder.iterdir()} == {"tls.key", "sign.key", "anna.request", "joining.json"}
+    with pytest.raises(ConfigError, match="holds keys already"):  # these are asked for
+        ran(edge, "join", folder, text=code("bela"))
+
+
+def test_an_order_in_a_folder_that_is_no_fleets_leaves_nothing_there(tmp_path):
+    (tmp_path / "identity").mkdir()
+    with pytest.raises(ConfigError, match=r"members.json cannot be read"):
+        ran(fleet, "rotate", tmp_path / "identity")
+    assert not any((tmp_path / "identity").iterdir())
 
 
 def test_a_device_takes_its_own_keys_only(keys, tmp_path):

@@ -109,11 +109,9 @@ def admit(
     from talaria_coordinator.identity import membership
 
     if not answer.parent.is_dir() or answer.is_dir():
-        # Admitting spends the code: the answer must have its place before.
         raise ConfigError(f"admit: {answer} cannot be written; give -o a file in a folder that is there")
     data = credentials.read(request, "give the file that `talaria edge join` wrote", LARGEST)
-    made = membership.admit(folder, data)
-    credentials.write(answer, made.encode())
+    made = membership.admit(folder, data, answer)
     if as_json:
         typer.echo(json.dumps({"device": made.device, "answer": str(answer)}))
         return

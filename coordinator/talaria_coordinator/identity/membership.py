@@ -168,6 +168,8 @@ class Change:
 @contextmanager
 def changing(folder: Path, roll: Membership | None = None) -> Iterator[Change]:
     """Change the list, for one process at a time; the broker's lists are written first, the members' last."""
+    if roll is None:
+        Membership.load(folder)  # before a lock is left in a folder that is no fleet's
     with _alone(folder):
         change = Change(roll or Membership.load(folder))
         yield change
@@ -245,11 +247,12 @@ def enroll(folder: Path, device: str, hours: float = HOURS) -> Code:
     return code
 
 
-def admit(folder: Path, data: bytes) -> Answer:
+def admit(folder: Path, data: bytes, out: Path | None = None) -> Answer:
     """The answer to a request made with an open code: the device is a member from now on, the code is spent.
 
-    Raises :class:`ConfigError` for a request that is damaged, forged, too late, or made with a spent code. Where
-    the answer is lost, a new code is needed.
+    It is written to ``out`` before: a code whose answer has no place is not spent. Raises :class:`ConfigError` for a
+    request that is damaged, forged, too late, or made with a spent code, :class:`StateError` where ``out`` cannot be
+    written. Where the answer is lost later, a new code is needed.
     """
     request = Request.decode(data)
     with changing(folder) as change:
@@ -283,8 +286,10 @@ def admit(folder: Path, data: bytes) -> Answer:
             ca.to_pem(certificate).decode(),
             signer.public,
             roll.broker,
-        )
-        return answer.signed(signer)
+        ).signed(signer)
+        if out is not None:
+            credentials.write(out, answer.encode())
+        return answer
 
 
 def revoke(folder: Path, device: str) -> None:

@@ -25,12 +25,14 @@ def ask(folder: Path, code: Code) -> Path:
     :class:`ConfigError` where the folder holds keys already, or anything else, which would be shut to everybody but its
     owner.
     """
-    if (folder / "sign.key").exists() or (folder / "tls.key").exists():
+    found = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    begun = {name for name in found if name in ("tls.key", "sign.key") or name.endswith((".request", ".part"))}
+    if found & {"tls.key", "sign.key"} and begun != found:
         raise ConfigError(
             f"join: {folder} holds keys already; give --answer to finish, or a new folder to join anew (and set "
             "[identity] folder to it)"
         )
-    if folder.is_dir() and any(folder.iterdir()):
+    if begun != found:
         raise ConfigError(
             f"join: {folder} is not empty, and would be shut to everybody else, as it is for this device's keys alone; "
             "name a new folder, such as identity"
@@ -45,9 +47,12 @@ def ask(folder: Path, code: Code) -> Path:
     pending = {"fleet": code.fleet, "device": code.device, "fingerprint": code.fingerprint.hex()}
     credentials.write(folder / "tls.key", credentials.pem(tls), private=True)
     credentials.write(folder / "sign.key", credentials.pem(sign), private=True)
-    credentials.write(folder / "joining.json", json.dumps(pending).encode())
+    for name in begun - {"tls.key", "sign.key"}:
+        (folder / name).unlink(missing_ok=True)
     path = folder / f"{code.device}.request"
     credentials.write(path, request.encode())
+    # The last: a folder without it, and with no answer, was cut off, and its keys are nobody's yet.
+    credentials.write(folder / "joining.json", json.dumps(pending).encode())
     return path
 
 
