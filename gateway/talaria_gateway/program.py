@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeVar
 
+from talaria import stopping
 from talaria.errors import ConfigError
 from talaria.federated.run import Run
 from talaria_coordinator.config.fleet import FleetConfig
@@ -30,7 +29,7 @@ T = TypeVar("T")
 
 
 async def run_gateway(config: GatewayConfig, report: Report, *, insecure: bool = False) -> None:
-    """Forward the rounds of the fleet above to the site until both are done, or until SIGTERM or SIGINT.
+    """Forward the rounds of the fleet above to the site until both are done, or until SIGTERM, SIGINT or SIGHUP.
 
     It may be killed at any time: run again from the same folders, the round completes with the same bytes. Raises
     :class:`~talaria.errors.TalariaError` where it cannot begin or go on.
@@ -105,12 +104,10 @@ async def _serve(config: GatewayConfig, runs: Runs, above: Above, report: Report
 
 
 def _end_by_signal() -> None:
-    """SIGTERM and SIGINT end this task. While the site is served, they end that first, in good order."""
+    """SIGTERM, SIGINT and SIGHUP end this task. While the site is served, they end that first, in good order."""
     task = asyncio.current_task()
     assert task is not None
-    for name in (signal.SIGTERM, signal.SIGINT):
-        with suppress(RuntimeError, ValueError):  # only the main thread can listen to signals
-            asyncio.get_running_loop().add_signal_handler(name, task.cancel)
+    stopping.when_asked(task.cancel)
 
 
 async def _until(news: Coroutine[Any, Any, T], work: Coroutine[Any, Any, None]) -> T | None:

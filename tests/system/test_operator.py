@@ -6,8 +6,9 @@ import socket
 import time
 
 import httpx
+import pytest
 
-from talaria import tensors
+from talaria import stopping, tensors
 
 
 def with_api(one, port=0, **more):
@@ -148,3 +149,23 @@ def test_every_event_of_the_journal_names_its_fleet_and_what_it_is_about(fleet, 
     assert {event["event"] for event in coordinator.events} >= set(about) - {"device-down"}
     for event in coordinator.events:
         assert {"at", "fleet", "event"} | about.get(event["event"], set()) <= set(event)
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_end_says_so_and_has_not_failed(fleet, a_run, asked):
+    """SIGHUP is what a terminal that is closed sends; a service manager takes other statuses than 0 for a failure."""
+    one = fleet(a_run("fedavg", rounds=3), devices=("anna", "bela"))
+    coordinator = one.serve()
+    agent = one.agents(coordinator.wait_for("ready")["broker"], "anna")
+    agent.wait_for("connected")
+    for program in (agent, coordinator):
+        program.process.send_signal(asked)
+        assert program.end() == 0
+        assert program.events[-1]["event"] == "stopped"
+        assert "Traceback" not in program.errors
+
+
+def test_who_is_started_by_nohup_goes_on_without_its_terminal(monkeypatch):
+    assert signal.SIGHUP in stopping.asked_by()
+    monkeypatch.setattr(signal, "getsignal", {signal.SIGHUP: signal.SIG_IGN}.get)
+    assert stopping.asked_by() == [signal.SIGTERM, signal.SIGINT]

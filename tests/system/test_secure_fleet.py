@@ -302,6 +302,8 @@ def test_an_owner_who_wants_noise_of_devices_takes_part_where_there_is_so_much(k
     declined = fleet.of("progress", device="dora", phase="declined")
     assert bool(declined) is not takes_part
     assert takes_part or "wants noise of 1.1 by devices" in declined[0]["reason"]
+    trained = [event["device"] for event in fleet.told if event["event"] == "trained"]
+    assert ("dora" in trained) is takes_part  # nobody trains for a round in which they take no part
 
 
 def test_an_owner_who_wants_more_company_while_a_round_is_on_says_no_further_word_in_it(keyed, monkeypatch):

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from talaria import malloc, plugins
+from talaria import malloc, plugins, stopping
 from talaria.errors import TalariaError, TransportError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
@@ -137,7 +137,7 @@ async def _started(config: FleetConfig, url: str, number: int) -> Colleague:
 
 def main() -> None:
     """Work until the coordinator is gone."""
-    for name in (signal.SIGINT, signal.SIGTERM):  # of a terminal's whole group: the coordinator says when to go
+    for name in stopping.asked_by():  # of a terminal's whole group: the coordinator says when to go
         signal.signal(name, signal.SIG_IGN)
     malloc.settle()
     try:

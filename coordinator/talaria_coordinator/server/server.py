@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
+from talaria import stopping
 from talaria.errors import ConfigError, TalariaError
 from talaria.foreign import shown
 from talaria.identity.credentials import password
@@ -52,10 +52,10 @@ def configs_in(paths: Sequence[Path]) -> list[Path]:
 
 
 async def serve(config: FleetConfig, report: Report = lambda event: None, *, insecure: bool = False) -> None:
-    """Serve one fleet until SIGTERM, SIGINT, or (with ``stay`` off) its end; what ``talaria coordinator serve`` does.
+    """Serve one fleet until it is told to end, or (with ``stay`` off) its end; what ``talaria coordinator serve`` does.
 
     The program may be killed at any time: served again from the same state folder, the round completes with the same
-    bytes. To end it from within, cancel the task. In the main thread SIGTERM and SIGINT end it in good order.
+    bytes. To end it from within, cancel the task. In the main thread SIGTERM, SIGINT and SIGHUP end it in good order.
 
     Args:
         config: What the fleet needs, by hand or by :func:`load_config`.
@@ -96,11 +96,7 @@ async def serve_all(
         for one in served:
             one.stop()
 
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        # Only the main thread can listen to signals; elsewhere the caller stops the service itself.
-        with suppress(RuntimeError, ValueError):
-            loop.add_signal_handler(name, stop)
+    stopping.when_asked(stop)
     with ExitStack() as brokers:
         running: dict[object, Broker] = {}
         errors: list[TalariaError] = []

@@ -65,6 +65,8 @@ class Rounds:
             self._round = round = asked.round
             if self.config.secure and not asked.terms:
                 raise ConfigError("this device's owner wants secure rounds ([privacy] secure), and this is none")
+            if asked.terms:
+                self.part.require_wanted(asked.terms)
             if not await self._may_learn(action):
                 return
             self._tell("training", attempt=action.attempt, round=round)

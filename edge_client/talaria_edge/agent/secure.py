@@ -58,6 +58,11 @@ class Part:
         self._half: DeviceHalf | None = None
         self._line = Lock()  # two words may be worked out at once, each in a thread of its own
 
+    def require_wanted(self, terms: bytes) -> None:
+        """Raise :class:`ConfigError` where this device must not take part in a round of such ``terms``, for which it
+        then need not train: its owner wants more company or noise."""
+        self._require_wanted(Terms.decode(terms))
+
     def upload(self, attempt: int) -> bytes:
         """The masked update of ``attempt`` that is on flash, or nothing; nothing too where its owner wants more company
         or noise by now."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
+from talaria import stopping
 from talaria.errors import ConfigError, TalariaError, said
 from talaria.federated.run import Run
 from talaria_edge.agent.agent import Agent, Report
@@ -32,12 +31,13 @@ AGAIN_S = (5.0, 300.0)
 async def run_agents(
     configs: Sequence[DeviceConfig], report: Report, *, open_transport: Open = over_mqtt, insecure: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Run all agents to their end; what came of each, by device (``{"error": ...}`` where one failed).
+    """Run all agents to their end; what came of each, by device (``{"error": ...}`` where one failed, ``{"stopped":
+    True}`` where it was told to end before).
 
     An agent that fails after it was connected (a full disk, or what nobody foresaw) is started again a while later; one
-    that cannot begin is not, and no agent's end is that of another. SIGTERM and SIGINT end all of them in good order.
-    Raises :class:`~talaria.errors.ConfigError` where two share a name or a folder, or where strangers could listen or
-    speak and ``insecure`` does not allow it.
+    that cannot begin is not, and no agent's end is that of another. SIGTERM, SIGINT and SIGHUP end all of them in good
+    order. Raises :class:`~talaria.errors.ConfigError` where two share a name or a folder, or where strangers could
+    listen or speak and ``insecure`` does not allow it.
     """
     if not insecure:
         for config in configs:
@@ -50,11 +50,7 @@ async def run_agents(
             raise ConfigError(f"{what} {', '.join(twice)} is given to more than one agent; give each its own")
     worker = learning_thread()
     tasks = [asyncio.create_task(keep_running(c, report, worker, open_transport)) for c in configs]
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        # Only the main thread can listen to signals; elsewhere the caller cancels.
-        with suppress(RuntimeError, ValueError):
-            loop.add_signal_handler(name, lambda: [task.cancel() for task in tasks])
+    stopping.when_asked(lambda: [task.cancel() for task in tasks])
     try:
         found = await asyncio.gather(*tasks, return_exceptions=True)
     finally:
@@ -62,7 +58,8 @@ async def run_agents(
     results: dict[str, dict[str, Any]] = {}
     for config, outcome in zip(configs, found, strict=True):
         if isinstance(outcome, asyncio.CancelledError):
-            results[config.device] = {"device": config.device, "error": "stopped"}
+            report({"at": time.time(), "device": config.device, "event": "stopped"})
+            results[config.device] = {"device": config.device, "stopped": True}
         elif isinstance(outcome, Exception):
             results[config.device] = {"device": config.device, "error": said(outcome)}
         elif isinstance(outcome, BaseException):

@@ -47,8 +47,8 @@ def ask(folder: Path, code: Code) -> Path:
     pending = {"fleet": code.fleet, "device": code.device, "fingerprint": code.fingerprint.hex()}
     credentials.write(folder / "tls.key", credentials.pem(tls), private=True)
     credentials.write(folder / "sign.key", credentials.pem(sign), private=True)
-    for name in begun - {"tls.key", "sign.key"}:
-        (folder / name).unlink(missing_ok=True)
+    for left in begun - {"tls.key", "sign.key"}:
+        (folder / left).unlink(missing_ok=True)
     path = folder / f"{code.device}.request"
     credentials.write(path, request.encode())
     # The last: a folder without it, and with no answer, was cut off, and its keys are nobody's yet.
