@@ -105,6 +105,37 @@ def test_what_only_the_fold_refuses_is_found_by_leaving_out(desk, liar, monkeypa
     assert made.counted == tuple(honest)
 
 
+def test_a_rule_that_fails_whoever_comes_blames_nobody(desk, monkeypatch):
+    """Folds take updates in the order of their names alone: asked in another one, the last name was to blame."""
+    close = rounds.close
+
+    def cannot_take_four(run, shared, state, updates, aggregator=None):
+        kept = list(updates)
+        if len(kept) == 4:
+            raise ValueError("cannot split four")
+        return close(run, shared, state, kept, aggregator)
+
+    monkeypatch.setattr(rounds, "close", cannot_take_four)
+    with pytest.raises(ValueError, match="cannot split four"):
+        desk.fold(*[desk.entry(name) for name in ("mia", "noah", "olga", "pia")])
+
+
+@pytest.mark.parametrize("liar", ["aaron", "noah", "zoe"])
+def test_of_two_that_do_not_go_together_the_names_decide_nothing(desk, liar, monkeypatch):
+    honest = [desk.entry(name) for name in ("mia", "olga", "pia")]
+    close = rounds.close
+
+    def refusing(run, shared, state, updates, aggregator=None):
+        kept = list(updates)
+        if {liar, "pia"} <= {update.client for update in kept}:
+            raise AggregationError("these two do not go together")
+        return close(run, shared, state, kept, aggregator)
+
+    monkeypatch.setattr(rounds, "close", refusing)
+    with pytest.raises(AggregationError, match="do not go together"):  # one word against another
+        desk.fold(*sorted([*honest, desk.entry(liar)], key=lambda entry: entry.device))
+
+
 def test_trouble_of_this_machine_is_nobodys_fault(desk, monkeypatch):
     entries = [desk.entry(name) for name in ("mia", "noah", "olga")]
     for trouble in (MemoryError(), OSError("disk"), RuntimeError("DefaultCPUAllocator: can't allocate memory")):

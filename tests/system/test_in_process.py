@@ -13,7 +13,7 @@ from memory_broker import Faults, Hub, Loop
 
 from talaria import tensors
 from talaria.errors import ConfigError, StateError
-from talaria.federated import global_model
+from talaria.federated import global_model, rounds
 from talaria.federated.run import Member, Run
 from talaria.simulation.run import simulate
 from talaria.types import Samples
@@ -531,6 +531,26 @@ def test_a_round_of_which_the_disk_lost_everything_fails_and_is_tried_again(hous
     assert "0 of 3 updates" in first.failure
     assert second.counted == ((2, "anna"), (2, "bela"), (2, "carl"))
     assert not one.of("quarantined")
+
+
+def test_a_rule_that_fails_shuts_nobody_out_and_shows_its_author_where(house, a_run, monkeypatch, caplog):
+    """As one of another package does after an upgrade; with the next one the fleet goes on."""
+    monkeypatch.setattr("talaria_coordinator.fleet.scheduler.AGAIN_S", (0.05, 0.1))
+    one, close = house(a_run(rounds=1)), rounds.close
+
+    def cannot_take_three(run, shared, state, updates, aggregator=None):
+        kept = list(updates)
+        if len(kept) == 3 and not one.of("round-failed"):
+            return {}["weights of the version before"]
+        return close(run, shared, state, kept, aggregator)
+
+    monkeypatch.setattr(rounds, "close", cannot_take_three)
+    run_all(one.serve(), *map(one.agent, one.data))
+    monkeypatch.setattr(rounds, "close", close)
+    assert one.of("round-failed")[0]["reason"] == "KeyError: 'weights of the version before'"
+    assert not one.of("quarantined")
+    assert any("cannot_take_three" in caplog.handler.format(record) for record in caplog.records)
+    assert tensors.equal(one.shared(), one.simulated().shared)
 
 
 def test_a_round_that_is_closed_and_cannot_be_committed_can_be_called_off(house, a_run, monkeypatch):

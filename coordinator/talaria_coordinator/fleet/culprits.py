@@ -13,21 +13,26 @@ def culprits(items: Sequence[T], works: Callable[[Sequence[T]], bool]) -> tuple[
 
     All are suspects at first, and come back in halves, quarters, and one by one, as long as it works. Who is taken
     back first decides between two that do not go together: so both orders are tried, and the smaller set is named,
-    where it is a minority and there is no other of its size. ``works`` must be true of
-    nothing; one culprit is found by a few times as many questions as halvings.
+    where it is a minority and there is no other of its size. ``works`` is asked of items in the order that they have,
+    and must be true of nothing; one culprit is found by a few times as many questions as halvings.
     """
-    found = sorted((sorted(_without(order, works), key=items.index) for order in (items, items[::-1])), key=len)
+
+    def together(places: Sequence[int]) -> bool:
+        return works([items[place] for place in sorted(places)])
+
+    places = range(len(items))
+    found = sorted((sorted(_without(order, together)) for order in (places, places[::-1])), key=len)
     agreed = found[0] == found[1] or len(found[0]) < len(found[1])
-    return tuple(found[0]) if agreed and 0 < 2 * len(found[0]) < len(items) else ()
+    return tuple(items[place] for place in found[0]) if agreed and 0 < 2 * len(found[0]) < len(items) else ()
 
 
-def _without(items: Sequence[T], works: Callable[[Sequence[T]], bool]) -> list[T]:
-    suspects = list(items)
-    size = len(items)
+def _without(places: Sequence[int], works: Callable[[Sequence[int]], bool]) -> list[int]:
+    suspects = list(places)
+    size = len(places)
     while size > 1:
         size = -(-size // 2)
         for chunk in [suspects[at : at + size] for at in range(0, len(suspects), size)]:
             left = [one for one in suspects if one not in chunk]
-            if works([one for one in items if one not in left]):
+            if works([one for one in places if one not in left]):
                 suspects = left
-    return [one for one in items if one in suspects]
+    return suspects

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from talaria import seeds, time
-from talaria.errors import StateError, said
+from talaria.errors import StateError, TalariaError, said
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
@@ -32,6 +33,8 @@ from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
 from talaria_coordinator.storage.records import Fleet, Spent
 from talaria_coordinator.storage.runs import require_same_run
 from talaria_coordinator.storage.store import Store
+
+logger = logging.getLogger(__name__)
 
 AWAY_S = 120.0
 """Seconds after which somebody else tries a run in the place of a device that is away."""
@@ -365,6 +368,10 @@ class Conductor:
                 if action.attempt in self._called_off:
                     return
                 if not passing(error):
+                    if not isinstance(
+                        error, TalariaError
+                    ):  # where, for the author of a rule
+                        logger.error("%s: attempt %d: not foreseen", self.config.name, action.attempt, exc_info=error)
                     left = error.left if isinstance(error, NothingLeft) else ()
                     await self._hands.put(FoldFailed(action.attempt, said(error), left))
                     return
