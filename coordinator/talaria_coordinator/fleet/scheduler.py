@@ -368,9 +368,7 @@ class Conductor:
                 if action.attempt in self._called_off:
                     return
                 if not passing(error):
-                    if not isinstance(
-                        error, TalariaError
-                    ):  # where, for the author of a rule
+                    if not isinstance(error, TalariaError):  # where, for the author of a rule
                         logger.error("%s: attempt %d: not foreseen", self.config.name, action.attempt, exc_info=error)
                     left = error.left if isinstance(error, NothingLeft) else ()
                     await self._hands.put(FoldFailed(action.attempt, said(error), left))
