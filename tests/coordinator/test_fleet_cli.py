@@ -1,12 +1,15 @@
 """``talaria fleet`` and ``talaria edge join`` as people use them; and links with a password."""
 
+import datetime as dt
 import json
 import os
 import re
 import shlex
 import stat
+from types import SimpleNamespace
 
 import pytest
+from cryptography import x509
 from typer.testing import CliRunner
 
 from talaria.errors import ConfigError, StateError
@@ -138,6 +141,23 @@ def test_joining_that_a_full_disk_or_a_kill_cut_off_is_begun_anew(keys, tmp_path
     assert {path.name for path in folder.iterdir()} == {"tls.key", "sign.key", "anna.request", "joining.json"}
     with pytest.raises(ConfigError, match="holds keys already"):  # these are asked for
         ran(edge, "join", folder, text=code("bela"))
+
+
+@pytest.mark.parametrize("days", [400, -19_000])
+def test_a_clock_that_is_wrong_for_a_day_shuts_nobody_out_of_the_broker(keys, monkeypatch, days):
+    """Whose list of revoked certificates must have begun, and not have ended, once the clock is right again."""
+
+    class Wrong(dt.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + dt.timedelta(days=days)
+
+    with monkeypatch.context() as patch:
+        wrong = SimpleNamespace(datetime=Wrong, timedelta=dt.timedelta, UTC=dt.UTC)
+        patch.setattr("talaria_coordinator.identity.ca.dt", wrong)
+        ran(fleet, "enroll", keys, "anna")
+    found = x509.load_pem_x509_crl((keys / "broker" / "revoked.pem").read_bytes())
+    assert found.last_update_utc <= dt.datetime.now(dt.UTC) < found.next_update_utc
 
 
 def test_an_order_in_a_folder_that_is_no_fleets_leaves_nothing_there(tmp_path):

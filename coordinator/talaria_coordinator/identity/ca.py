@@ -99,13 +99,17 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
     def revoked(self, serials: Iterable[int]) -> bytes:
-        """The list of revoked certificates, as PEM."""
+        """The list of revoked certificates, as PEM.
+
+        It is good for as long as the authority: a broker lets nobody in by a list that begins later, or has ended, and
+        this machine's clock may be wrong today.
+        """
         now = dt.datetime.now(dt.UTC)
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
-            .last_update(now - _SKEW)
-            .next_update(now + dt.timedelta(days=AUTHORITY_DAYS))
+            .last_update(self.certificate.not_valid_before_utc)
+            .next_update(self.certificate.not_valid_after_utc)
         )
         for serial in sorted(set(serials)):
             entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
