@@ -16,11 +16,11 @@ NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/
   tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
 QUICK := -p no:schemathesis -m "not slow and not broker and not thorough" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
 
-.PHONY: help demo test thorough quick coverage lowest masked flower mutants check format hooks docs bench clean
+.PHONY: help demo test thorough quick coverage lowest masked flower aarch64 mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## What can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: $(VENV)/.demo ## Personalize a model for 20 smartwatch wearers over a real broker; writes runs/demo
 	$(BIN)/python examples/demo.py --out runs/demo
@@ -57,6 +57,10 @@ flower: $(VENV)/.dev ## The tests inside the real Flower and on a Ray cluster, i
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
 	  > "$$(build/flower/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz_over.pth" # after its own packages
 	build/flower/bin/python -m pytest -q -W default -p no:schemathesis tests/flower
+
+aarch64: $(VENV)/.dev ## What a Raspberry Pi runs, emulated by qemu: vectors, programs, and a fleet beside this machine's devices (root)
+	scripts/needs mosquitto
+	scripts/aarch64
 
 mutants: $(VENV)/.dev ## Small faults set into the sources, one at a time: the nearest tests must notice each
 	$(BIN)/python scripts/mutants.py
