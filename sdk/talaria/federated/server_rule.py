@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import npz
+from talaria import npz, recorded
 from talaria.aggregate import registry
 from talaria.aggregate.adversarial import Attack, Normalization
 from talaria.aggregate.base import Aggregator
@@ -113,5 +113,4 @@ def _samples(run: Run, file: str) -> Samples:
         raise DataError(f"{file}: x has shape {x.shape}, need (N, {', '.join(map(str, run.spec.input_shape))})")
     if x.dtype.kind not in "fiu" or y.dtype.kind not in "iu":
         raise DataError(f"{file}: x is {x.dtype} and y {y.dtype}; need numbers and whole-number labels")
-    scaled = x / np.float32(255) if x.dtype == np.uint8 else x
-    return Samples(scaled.astype(np.float32), y.astype(np.int64))
+    return Samples(recorded.scaled(x), y.astype(np.int64))
