@@ -35,32 +35,53 @@ class Saver:
     which is thousands of devices and their parts in rounds, is packed anew only where it has changed since."""
 
     def __init__(self) -> None:
-        self._last: dict[str, dict[Any, tuple[Any, bytes]]] = {}
+        self._last: _Known = {}
         self._packer = msgpack.Packer(unicode_errors="replace")
 
     def dump(self, state: object) -> bytes:
         """``state`` (a dataclass) as bytes."""
-        kind: Any = type(state)
-        pack, hints, names = self._packer.pack, get_type_hints(kind), [f.name for f in _kept(kind)]
-        parts = [self._packer.pack_array_header(2), pack(FORMAT), self._packer.pack_map_header(len(names))]
-        for name in names:
-            value, hint, way = getattr(state, name), hints[name], _way(hints[name])
-            parts.append(pack(name))
-            if get_origin(hint) is dict and is_dataclass(get_args(hint)[1]):
-                parts += self._entries(name, value, *get_args(hint))
-            else:
-                parts.append(pack(value if way is None else way(value)))
+        parts = [self._packer.pack_array_header(2), self._packer.pack(FORMAT)]
+        self._fields(state, type(state), self._last, parts)
         return b"".join(parts)
 
-    def _entries(self, name: str, value: dict[Any, Any], of_key: Any, of_value: Any) -> list[bytes]:
-        look, ways = _look(of_value), [_way(of_key), _way(of_value)]
-        last, now = self._last.get(name, {}), dict[Any, tuple[Any, bytes]]()
+    def _fields(self, value: object, kind: Any, known: _Known, parts: list[bytes]) -> None:
+        """Adds what ``value`` is packed to; of its dicts of dataclasses, what is ``known`` from the last time."""
+        pack, plan = self._packer.pack, _plan(kind)
+        parts.append(self._packer.pack_map_header(len(plan)))
+        for name, way, of in plan:
+            one = getattr(value, name)
+            parts.append(pack(name))
+            if of is None:
+                parts.append(pack(one if way is None else way(one)))
+            else:
+                known[name] = self._entries(one, known.get(name, {}), *of, parts)
+
+    def _entries(
+        self, value: dict[Any, Any], last: dict[Any, Any], of_key: Any, of_value: Any, parts: list[bytes]
+    ) -> dict[Any, Any]:
+        parts.append(self._packer.pack_array_header(len(value)))
+        if any(of for _, _, of in _plan(of_value)):
+            return self._deeper(value, last, of_key, of_value, parts)
+        look, ways, now = _look(of_value), [_way(of_key), _way(of_value)], dict[Any, tuple[Any, bytes]]()
         for key, one in value.items():
             seen = one if look is None else look(one)
             was = last.get(key)
-            now[key] = was if was and was[0] == seen else (seen, self._packer.pack(_places(ways, (key, one))))
-        self._last[name] = now
-        return [self._packer.pack_array_header(len(now)), *(data for _, data in now.values())]
+            if was is None or was[0] != seen:
+                was = (seen, self._packer.pack(_places(ways, (key, one))))
+            now[key] = was
+        parts += [data for _, data in now.values()]
+        return now
+
+    def _deeper(
+        self, value: dict[Any, Any], last: dict[Any, _Known], of_key: Any, of_value: Any, parts: list[bytes]
+    ) -> dict[Any, _Known]:
+        """Of entries that hold such dicts themselves, as rounds their devices."""
+        way, now = _way(of_key), dict[Any, _Known]()
+        for key, one in value.items():
+            now[key] = last.get(key, {})
+            parts += [self._packer.pack_array_header(2), self._packer.pack(key if way is None else way(key))]
+            self._fields(one, of_value, now[key], parts)
+        return now
 
 
 def load(cls: type[T], data: bytes) -> T:
@@ -85,6 +106,20 @@ def _kept(kind: Any) -> list[Field[Any]]:
 
 
 Way = Callable[[Any], Any]
+_Known = dict[str, dict[Any, Any]]
+"""By a field's name, of each entry of its dict: how it looked and its bytes, or what is known of its own fields."""
+
+
+@cache
+def _plan(kind: Any) -> list[tuple[str, Way | None, tuple[Any, Any] | None]]:
+    """Of each field that is kept its name, how it becomes plain, and of a dict of dataclasses the types of its keys and
+    values."""
+    hints = get_type_hints(kind)
+    found = list[tuple[str, Way | None, tuple[Any, Any] | None]]()
+    for name in (f.name for f in _kept(kind)):
+        origin, args = get_origin(hints[name]), get_args(hints[name])
+        found.append((name, _way(hints[name]), args if origin is dict and is_dataclass(args[1]) else None))
+    return found
 
 
 @cache
@@ -150,15 +185,29 @@ def _look(kind: Any) -> Way | None:
     if is_dataclass(kind) and isinstance(kind, type):
         if kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
             return None
-        hints, names = get_type_hints(kind), [f.name for f in _kept(kind)]
-        deeper = [(place, look) for place, name in enumerate(names) if (look := _look(hints[name]))]
-        return partial(_looks, attrgetter(*names, names[0]), deeper)  # one name alone would give no tuple
+        flat = _flat(kind)
+        get = attrgetter(*(name for name, _ in flat), flat[0][0])  # one name alone would give no tuple
+        deeper = [(place, look) for place, (_, look) in enumerate(flat) if look is not None]
+        return partial(_looks, get, deeper) if deeper else get
     if origin is dict:
         return partial(_looks_of_items, _look(args[1]))
     if origin in (list, set):
         inner = _look(args[0])
         return (list if origin is list else frozenset) if inner is None else partial(_each, inner)
     return None  # a tuple too: none here holds what can change
+
+
+def _flat(kind: Any) -> list[tuple[str, Way | None]]:
+    """The fields of a dataclass, and in place of each that is one itself that one's, as ``inner.name``; and how to look
+    at each."""
+    hints, found = get_type_hints(kind), list[tuple[str, Way | None]]()
+    for name in (f.name for f in _kept(kind)):
+        look = _look(hints[name])
+        if look is not None and is_dataclass(hints[name]):
+            found += [(f"{name}.{inner}", inner_look) for inner, inner_look in _flat(hints[name])]
+        else:
+            found.append((name, look))
+    return found
 
 
 def _looks(get: Way, deeper: Sequence[tuple[int, Way]], value: Any) -> Any:

@@ -150,6 +150,49 @@ def test_what_is_saved_again_and_again_has_the_bytes_of_a_first_save(states):
         assert saver.dump(kept) == state_codec.dump(kept)
 
 
+@dataclass
+class Whole:
+    name: str
+    deep: dict[int, Holding] = field(default_factory=dict)
+
+
+@dataclass
+class Holding:
+    inner: Inner
+    some: list[int] = field(default_factory=list)
+    below: dict[tuple[str, int], Inner] = field(default_factory=dict)
+
+
+INNER = st.builds(Inner, name=st.text(max_size=2), at=st.tuples(st.integers(0, 3), st.text(max_size=2)))
+CHANGES = st.tuples(
+    st.integers(0, 2), st.sampled_from(("inner", "name", "at", "some", "below", "deeper", "gone")), INNER
+)
+
+
+@given(st.lists(CHANGES, max_size=20))
+def test_a_change_in_place_at_any_depth_is_saved(changes):
+    saver, kept = state_codec.Saver(), Whole("round")
+    for key, what, inner in changes:
+        holding = kept.deep.setdefault(key, Holding(Inner("")))
+        match what:
+            case "inner":
+                holding.inner = inner
+            case "name":
+                holding.inner.name = inner.name
+            case "at":
+                holding.inner.at = inner.at
+            case "some":
+                holding.some.append(inner.at[0])
+            case "below":
+                holding.below[inner.name, key] = inner
+            case "deeper":
+                for one in holding.below.values():
+                    one.name = inner.name
+            case "gone":
+                del kept.deep[key]
+        assert saver.dump(kept) == state_codec.dump(kept)
+
+
 @given(STATES, st.data())
 def test_a_damaged_state_is_a_state_error_or_another_valid_state(state, data):
     raw = bytearray(state_codec.dump(state))
