@@ -56,24 +56,29 @@ def _add_grid(total: Array, first: Array, second: Array, values: Array, weight: 
     count, width = second.size, values.shape[2]
     if count == 0:
         return
+    into, sent, line = total.reshape(-1), values.reshape(-1), total.shape[1] * width
     if second[-1] - second[0] == count - 1:  # neighbours, as under nested masks: a row is one run of values
         for n in range(first.size):
-            row, sent = total[first[n]].reshape(-1)[second[0] * width :], values[n].reshape(-1)
-            for t in range(sent.size):
-                row[t] += weight * np.float64(sent[t])
+            run, part = into[first[n] * line + second[0] * width :], sent[n * count * width :]
+            for t in range(count * width):
+                run[t] += weight * np.float64(part[t])
         return
     for n in range(first.size):
-        row, part = total[first[n]], values[n]
-        if width == 9:  # a kernel's taps, mostly: a loop of known length has no overhead
+        # Flat arrays, and places without a sign: none is asked whether it counts from the end, and no view is made.
+        row, begin = np.uint64(first[n] * line), np.uint64(n * count * width)
+        if width == 1:
             for m in range(count):
-                into, sent = row[second[m]], part[m]
+                into[row + np.uint64(second[m])] += weight * np.float64(sent[begin + np.uint64(m)])
+        elif width == 9:  # a kernel's taps, mostly: a loop of known length has no overhead
+            for m in range(count):
+                to, of = row + np.uint64(second[m] * 9), begin + np.uint64(m * 9)
                 for t in range(9):
-                    into[t] += weight * np.float64(sent[t])
+                    into[to + np.uint64(t)] += weight * np.float64(sent[of + np.uint64(t)])
         else:
             for m in range(count):
-                into, sent = row[second[m]], part[m]
+                to, of = row + np.uint64(second[m] * width), begin + np.uint64(m * width)
                 for t in range(width):
-                    into[t] += weight * np.float64(sent[t])
+                    into[to + np.uint64(t)] += weight * np.float64(sent[of + np.uint64(t)])
 
 
 def _weigh(total: Array, lines: Array, kept: Array) -> None:
