@@ -41,7 +41,7 @@ deadline_s = 600
 quorum = 0.5
 
 [api]                         # dashboard, API and metrics, on this machine alone
-port = {api_port}                   # http://127.0.0.1:{api_port}; 0 is any free port
+port = {api_port}                   # of http://127.0.0.1; 0 is any free one, which the coordinator tells
 token_file = "api.token"      # every request needs the word in it
 # host = "0.0.0.0"            # beyond this machine: give a certificate too, as nobody should read the token on its way
 # cert = "api.crt"
