@@ -66,14 +66,9 @@ def _add_grid(total: Array, first: Array, second: Array, values: Array, weight: 
     for n in range(first.size):
         # Flat arrays, and places without a sign: none is asked whether it counts from the end, and no view is made.
         row, begin = np.uint64(first[n] * line), np.uint64(n * count * width)
-        if width == 1:
+        if width == 1:  # a linear layer's rows: a loop around one value took twice the time
             for m in range(count):
                 into[row + np.uint64(second[m])] += weight * np.float64(sent[begin + np.uint64(m)])
-        elif width == 9:  # a kernel's taps, mostly: a loop of known length has no overhead
-            for m in range(count):
-                to, of = row + np.uint64(second[m] * 9), begin + np.uint64(m * 9)
-                for t in range(9):
-                    into[to + np.uint64(t)] += weight * np.float64(sent[of + np.uint64(t)])
         else:
             for m in range(count):
                 to, of = row + np.uint64(second[m] * width), begin + np.uint64(m * width)

@@ -157,26 +157,48 @@ class Whole:
 
 
 @dataclass
+class Noted:
+    inner: Inner
+    maybe: Inner | None = None
+    some: list[int] = field(default_factory=list)
+    seen: set[int] = field(default_factory=set)
+    notes: dict[str, list[int]] = field(default_factory=dict)
+
+
+@dataclass
 class Holding:
     inner: Inner
     some: list[int] = field(default_factory=list)
-    below: dict[tuple[str, int], Inner] = field(default_factory=dict)
+    below: dict[tuple[str, int], Noted] = field(default_factory=dict)
 
 
-INNER = st.builds(Inner, name=st.text(max_size=2), at=st.tuples(st.integers(0, 3), st.text(max_size=2)))
-CHANGES = st.tuples(
-    st.integers(0, 2), st.sampled_from(("inner", "name", "at", "some", "below", "deeper", "gone")), INNER
-)
+INNER = st.builds(Inner, name=st.sampled_from("ab"), at=st.tuples(st.integers(0, 3), st.text(max_size=2)))
+WHERE = ("inner", "name", "at", "some", "below", "its name", "its maybe", "its some", "its seen", "its notes", "gone")
+CHANGES = st.tuples(st.integers(0, 2), st.sampled_from(WHERE), INNER)
 
 
 @given(st.lists(CHANGES, max_size=20))
 def test_a_change_in_place_at_any_depth_is_saved(changes):
     saver, kept = state_codec.Saver(), Whole("round")
     for key, what, inner in changes:
-        holding = kept.deep.setdefault(key, Holding(Inner("")))
+        one = Noted(Inner(""), maybe=Inner(""), notes={"a": [], "b": []})
+        holding = kept.deep.setdefault(key, Holding(Inner(""), below={("", key): one}))
+        saver.dump(kept)
+        for noted in [*holding.below.values()]:
+            match what:
+                case "its name":
+                    noted.inner.name = inner.name
+                case "its maybe":
+                    (noted.maybe or Inner("")).at = inner.at
+                case "its some":
+                    noted.some.append(inner.at[0])
+                case "its seen":
+                    noted.seen ^= {inner.at[0]}
+                case "its notes":
+                    noted.notes[inner.name].append(inner.at[0])
         match what:
             case "inner":
-                holding.inner = inner
+                holding.inner = Inner(inner.name, inner.at)
             case "name":
                 holding.inner.name = inner.name
             case "at":
@@ -184,10 +206,7 @@ def test_a_change_in_place_at_any_depth_is_saved(changes):
             case "some":
                 holding.some.append(inner.at[0])
             case "below":
-                holding.below[inner.name, key] = inner
-            case "deeper":
-                for one in holding.below.values():
-                    one.name = inner.name
+                holding.below[inner.name, key] = Noted(Inner(inner.name), notes={"a": [], "b": []})
             case "gone":
                 del kept.deep[key]
         assert saver.dump(kept) == state_codec.dump(kept)
