@@ -1,6 +1,7 @@
 """An operator at work on a running fleet: pause, resume, abort, shut out and let in again; a port that is taken."""
 
 import json
+import re
 import signal
 import socket
 import time
@@ -110,7 +111,8 @@ def test_a_crash_below_python_tells_where_it_was(fleet):
     coordinator.process.send_signal(signal.SIGSEGV)
     assert coordinator.end() == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in coordinator.errors
-    assert "talaria_coordinator/server" in coordinator.errors
+    assert re.search(r'talaria_coordinator/cli/main.py", line \d+ in serve', coordinator.errors)
+    assert coordinator.errors.count("(most recent call first)") == 1  # no other thread's, which may have run on
 
 
 def test_a_port_that_is_taken_ends_it_with_one_clear_message(fleet):

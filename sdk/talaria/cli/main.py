@@ -102,7 +102,9 @@ def main() -> None:
     """Run; an error made for people, or a package that is missing, is one message on stderr and exit status 1, never a
     traceback."""
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
-        faulthandler.enable(sys.__stderr__)  # a crash below Python tells where it was, in the log of whoever runs this
+        # A crash below Python tells where it was, in the log of whoever runs this. Only the thread that crashed stands
+        # still: a dump of the others, which run on, now and then falls over them and ends before it comes to that one.
+        faulthandler.enable(sys.__stderr__, all_threads=False)
     if not sys.flags.safe_path:
         plugins.look_in(Path.cwd())
     try:
