@@ -30,7 +30,7 @@ from talaria.types import Update
 
 
 @dataclass(frozen=True)
-class _Tile:
+class _Rows:
     """Some rows of a tensor: the sums, what they are divided by, the shared values before, where these stay, and the
     memory of the new ones; (rows, columns, width), or (rows, columns) and (1, 1) for weight and stays."""
 
@@ -88,7 +88,8 @@ class MaskedMean:
         for update in checked(shared, updates, finite=False):  # the fold looks at its sums instead
             fold.add(update, weight_of(update, self.weighting))
             most.add(update)
-            kept.add(update.mask)
+            if leaves:
+                kept.add(update.mask)
             delta = update.kind == "delta"
         if not fold.clients:
             return tensors.copied(shared), tensors.copied(state)
@@ -106,24 +107,27 @@ class MaskedMean:
 
     @np.errstate(over="ignore", divide="ignore", invalid="ignore")
     def _mean(self, fold: Fold, name: str, delta: bool) -> Array:
-        weight, holders = fold.weights(name)
         old, view = fold.shared[name], fold.view(name)
-        stays = np.asarray(holders < self._need(fold) if fold.count else weight == 0)
         new = np.empty_like(old, order="C")
         whole, before = (np.ascontiguousarray(v).reshape(view.rows, view.columns, view.width) for v in (new, old))
-        for part, total in fold.tiles(name):
-            of = _Tile(total, _part(weight, part), before[part], _part(stays, part), whole[part])
+        for tile in fold.tiles(name):
+            stays = tile.holders < self._need(fold) if fold.count else tile.weight == 0
+            of = _Rows(tile.sums, tile.weight, before[tile.rows], stays, whole[tile.rows])
             if self.blend or (delta and is_variance(name)):
-                self._blend(fold, name, of, delta)
+                finite = self._blend(fold, name, of, delta)
             else:
-                _divide(fold.loops, of, delta)
-            if not is_finite(of.new):
-                raise AggregationError(
-                    f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates"
-                )
+                finite = _divide(fold.loops, of, delta)
+            if not finite:
+                fold.blame(name)
+                if not is_finite(of.new):
+                    raise AggregationError(
+                        f"tensor {name!r}: the aggregate left the range of {old.dtype}; clip the updates"
+                    )
         return new
 
-    def _blend(self, fold: Fold, name: str, of: _Tile, delta: bool) -> None:
+    def _blend(self, fold: Fold, name: str, of: _Rows, delta: bool) -> bool:
+        """The new values of a tile; whether the sums and they are finite."""
+        finite = is_finite(of.total)
         mean = np.divide(of.total, of.weight[..., None], out=of.total)
         if delta:
             mean = not_below(name, np.add(mean, of.old, out=mean))
@@ -133,16 +137,13 @@ class MaskedMean:
         of.new[...] = cast(mean, of.old.dtype)
         if of.stays.any():
             np.copyto(of.new, of.old, where=of.stays[..., None])
+        return finite and is_finite(of.new)
 
 
-def _part(value: Array, part: slice) -> Array:
-    """``part`` of the rows, unless the value is one for all."""
-    return value if value.shape == (1, 1) else value[part]
-
-
-def _divide(loops: RowSums, of: _Tile, delta: bool) -> None:
-    """The quotient, column by column of each row, or all at once where one value divides all."""
+def _divide(loops: RowSums, of: _Rows, delta: bool) -> bool:
+    """The quotient, column by column of each row, or all at once where one value divides all; whether the sums and it
+    are finite."""
     rows = (of.weight.size, of.total.size // max(1, of.weight.size))
     weight, stays = of.weight.reshape(-1), np.broadcast_to(of.stays, of.weight.shape).reshape(-1)
     total, old, new = (value.reshape(rows) for value in (of.total, of.old, of.new))
-    loops.mean_rows(total, weight, old, np.ascontiguousarray(stays), delta, new)
+    return loops.mean_rows(total, weight, old, np.ascontiguousarray(stays), delta, new)

@@ -5,10 +5,11 @@ masks are summed in compact form and scattered once; the weight that each coordi
 dimensions that masks touch (a kernel's taps share one count).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,10 @@ _TILE = 1 << 18
 """Values of a sum that are worked on at once for all that wait: 2 MiB, which stay in the cache."""
 
 
+Place = tuple[Array | None, Array | None]
+"""Kept rows and columns of a tensor: int64, ascending; None for all of them."""
+
+
 @dataclass(frozen=True)
 class View:
     """A tensor as (rows, columns, width): columns are the last dimension that a mask may touch, rows the dimensions
@@ -39,8 +44,8 @@ class View:
     last: int
     """The last dimension that a mask may touch; -1 for none."""
 
-    def place(self, shape: Sequence[int], where: Sequence[Array | None] | None) -> tuple[Array | None, Array | None]:
-        """Kept rows and columns: int64, ascending; None for all of them."""
+    def place(self, shape: Sequence[int], where: Sequence[Array | None] | None) -> Place:
+        """Where what is kept of a tensor of this shape lies."""
         if where is None:
             return None, None
         if self.last == 0 and len(shape) > 1:
@@ -78,19 +83,31 @@ class _Class:
         return _bytes(self.sums) + sum(_bytes(one.tensors) for one in self.waiting)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One class's values of a tensor, flat, and where they go."""
+class _Part(NamedTuple):
+    """One class's values of a tensor, and where they go."""
 
     rows: Array | None
     """The kept rows, counted from the first of their tile; None, as ``columns``, where all is kept."""
     columns: Array | None
     cuts: list[int]
     """Which of its own rows each tile begins with, and how many rows there are."""
-    length: int
-    """Its values in a row."""
     sums: Array | None
-    waiting: tuple[tuple[Array, float], ...]
+    """As each of those who wait: (rows, columns, width) as the class keeps them."""
+    waiting: list[tuple[Array, float]]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some rows of a tensor as its :class:`View` has them; all float64."""
+
+    rows: slice
+    sums: Array
+    """Weighted: (rows, columns, width)."""
+    weight: Array
+    """What each column of each row received: (rows, columns), 0 where nobody holds it; (1, 1) where no mask may touch
+    the tensor."""
+    holders: Array
+    """How many clients hold it, like ``weight``; 0 where they are not counted."""
 
 
 @dataclass
@@ -99,8 +116,8 @@ class Fold:
 
     It is a local variable of one ``apply``, and not an aggregator: it does keep state. It holds one model of float64
     sums and at most 144 MiB of updates that wait (five times the model's float32 bytes where those are fewer), or one
-    client's; while all wait, no sums. NaN and infinity are looked for in the sums, where they cannot hide, and in the
-    updates only where a sum has one.
+    client's; while all wait, no sums. NaN and infinity are looked for in the sums, where they cannot hide (by the
+    caller in those of :meth:`tiles`), and in the updates only where a sum has one.
     """
 
     shared: Tensors
@@ -161,41 +178,37 @@ class Fold:
             return View(shape[0], 1, prod(shape[1:]), last)
         return View(prod(shape[:last]), shape[last], prod(shape[last + 1 :]), last)
 
-    def weights(self, name: str) -> tuple[Array, Array]:
-        """``(weight, holders)`` that each column of each row received: float64 (rows, columns), 0 where nobody holds
-        it, or (1, 1) where no mask may touch the tensor. Without ``count`` holders stay 0."""
-        view, waiting = self.view(name), list(self._pending.values())
-        places = [view.place(self.shared[name].shape, positions(name, held.mask)) for held in waiting]
-        found = spread(view, places, [held.weight for held in waiting], self.loops)
-        weight = found + self._weights[name] if name in self._weights else found
-        if not self.count:
-            return weight, np.zeros((1, 1))
-        found = spread(view, places, [float(held.clients) for held in waiting], self.loops)
-        return weight, found + self._holders[name] if name in self._holders else found
-
     @np.errstate(over="ignore", invalid="ignore")
-    def tiles(self, name: str) -> Iterator[tuple[slice, Array]]:
-        """The sums of one tensor, some rows of its :meth:`view` at a time: float64 (rows, columns, width), the
-        caller's until the next one. Nothing of the tensor is kept here afterwards.
-
-        Raises :class:`~talaria.errors.AggregationError` where an update holds NaN or infinity there.
-        """
+    def tiles(self, name: str) -> Iterator[Tile]:
+        """One tensor, tile by tile: the caller's until the next one, who looks whether the sums are finite and calls
+        :meth:`blame` where they are not. Nothing of the tensor is kept here afterwards."""
         yield from self._tiles(name, self._sums.pop(name, None))
         for held in self._pending.values():
             held.sums.pop(name, None)
             for one in held.waiting:
                 one.tensors.pop(name)
 
+    def blame(self, name: str) -> None:
+        """Refuse the first of those who wait that sent NaN or infinity in this tensor.
+
+        Raises :class:`~talaria.errors.AggregationError`; nothing where all sent finite values.
+        """
+        self._blame(name, self._pending.values())
+
     def _scatter_all(self) -> None:
         """Add all that waits to sums of the whole model."""
         for name in self.names:
-            self._weights[name], self._holders[name] = self.weights(name)
             view, held = self.view(name), self._sums.get(name)
             sums = np.empty((view.rows, view.columns, view.width)) if held is None else held
-            for part, tile in self._tiles(name, held):
+            weight, holders = (np.empty((view.rows, view.columns) if view.last >= 0 else (1, 1)) for _ in range(2))
+            for tile in self._tiles(name, held):
+                if not is_finite(tile.sums):
+                    self.blame(name)
                 if held is None:
-                    sums[part] = tile
-            self._sums[name] = sums
+                    sums[tile.rows] = tile.sums
+                of_rows(weight, tile.rows)[...] = tile.weight
+                of_rows(holders, tile.rows)[...] = tile.holders
+            self._sums[name], self._weights[name], self._holders[name] = sums, weight, holders
         self._pending = {}
 
     def _settle(self, held: _Class) -> None:
@@ -208,92 +221,110 @@ class Fold:
                 part = slice(start, start + _TILE)
                 for values, weight in flat:
                     self.loops.add(sums[part], values[part], weight)
-                self._look(name, sums[part], [held])
+                if not is_finite(sums[part]):
+                    self._blame(name, [held])
             held.sums[name] = sums.reshape(shape)
         held.waiting = []
 
-    def _tiles(self, name: str, held: Array | None) -> Iterator[tuple[slice, Array]]:
+    def _tiles(self, name: str, held: Array | None) -> Iterator[Tile]:
         """Tile by tile what waits of one tensor, added to what is ``held``, in place; else in memory that is reused."""
         view, classes = self.view(name), list(self._pending.values())
         length = view.columns * view.width
         step = max(1, _TILE // max(1, length))
         starts = [*range(0, view.rows, step), view.rows]
         whole = np.arange(view.rows) % step, np.arange(view.columns)
-        parts = [self._part(name, view, one, starts, whole) for one in classes]
+        places = [view.place(self.shared[name].shape, positions(name, one.mask)) for one in classes]
+        parts = [self._part(name, view, *one, starts, whole) for one in zip(classes, places, strict=True)]
+        kept = indicators(view, places)
         if held is None:
             self._scratch = self._room(self._scratch, min(step, view.rows) * length)
-        for number, (start, end) in enumerate(pairwise(starts)):
-            part = slice(start, end)
+        for number, part in enumerate(slice(start, end) for start, end in pairwise(starts)):
             if held is None:
-                tile = self._scratch[: (end - start) * length].reshape(-1, view.columns, view.width)
-                tile.fill(-0.0)  # the neutral element of addition: it keeps the sign of a lone zero
+                sums = self._scratch[: (part.stop - part.start) * length].reshape(-1, view.columns, view.width)
+                sums.fill(-0.0)  # the neutral element of addition: it keeps the sign of a lone zero
             else:
-                tile = held[part]
+                sums = held[part]
             for one in parts:
-                self._add_part(tile, number, one)
-            self._look(name, tile, classes)
-            yield part, tile
+                self._add_part(sums, number, one)
+            weight = self._spread(kept, part, [one.weight for one in classes], self._weights.get(name))
+            holders = np.zeros((1, 1))
+            if self.count:
+                holders = self._spread(kept, part, [float(one.clients) for one in classes], self._holders.get(name))
+            yield Tile(part, sums, weight, holders)
 
-    def _part(self, name: str, view: View, held: _Class, starts: list[int], whole: tuple[Array, Array]) -> _Part:
-        rows, columns = view.place(self.shared[name].shape, positions(name, held.mask))
-        cuts, length = starts, (view.columns if columns is None else len(columns)) * view.width
+    def _spread(self, kept: tuple[Array, Array], part: slice, amounts: Sequence[float], held: Array | None) -> Array:
+        """What each column of some rows receives where each class brings its amount, added to what is ``held``."""
+        lines, columns = of_rows(kept[0], part), kept[1]
+        found = np.empty((len(lines), columns.shape[1]))
+        self.loops.weigh(lines * amounts, columns, found)
+        if held is not None:
+            found += of_rows(held, part)
+        return found
+
+    def _part(
+        self, name: str, view: View, held: _Class, place: Place, starts: list[int], whole: tuple[Array, Array]
+    ) -> _Part:
+        rows, columns = place
+        cuts, lone = starts, len(starts) == 2
         if rows is not None:
-            cuts = [0, len(rows)] if len(starts) == 2 else rows.searchsorted(starts).tolist()
-            rows = whole[0][rows]
+            cuts = [0, len(rows)] if lone else rows.searchsorted(starts).tolist()
+            rows = rows if lone else whole[0][rows]
         if rows is not None or columns is not None:
             rows, columns = whole[0] if rows is None else rows, whole[1] if columns is None else columns
-        waiting = tuple((one.tensors[name].reshape(-1), one.weight) for one in held.waiting)
-        sums = held.sums[name].reshape(-1) if held.sums else None
-        return _Part(rows, columns, cuts, length, sums, waiting)
+        shape = (cuts[-1], view.columns if columns is None else len(columns), view.width)
+        waiting = [(one.tensors[name].reshape(shape), one.weight) for one in held.waiting]
+        sums = held.sums[name].reshape(shape) if held.sums else None
+        return _Part(rows, columns, cuts, sums, waiting)
 
     def _add_part(self, tile: Array, number: int, one: _Part) -> None:
         """Add the class's values that lie in this tile."""
-        start, end = one.cuts[number : number + 2]
-        values, weight = self._together(one, slice(start * one.length, end * one.length))
+        where = slice(one.cuts[number], one.cuts[number + 1])
+        values, weight = self._together(one, where)
         if one.rows is None or one.columns is None:
-            self.loops.add(tile.reshape(-1), values, weight)
+            self.loops.add(tile.reshape(-1), values.reshape(-1), weight)
         else:
-            values = values.reshape(end - start, len(one.columns), tile.shape[2])
-            self.loops.add_grid(tile, one.rows[start:end], one.columns, values, weight)
+            self.loops.add_grid(tile, one.rows[where], one.columns, values, weight)
 
     def _together(self, one: _Part, where: slice) -> tuple[Array, float]:
         """Some values of a class and what they weigh: a lone client's own, or the sums."""
         if one.sums is None and len(one.waiting) == 1:
-            ((values, weight),) = one.waiting
+            values, weight = one.waiting[0]
             return values[where], weight
         if not one.waiting and one.sums is not None:
             return one.sums[where], 1.0
-        self._compact = self._room(self._compact, where.stop - where.start)
-        compact = self._compact[: where.stop - where.start]
-        compact[...] = -0.0 if one.sums is None else one.sums[where]
+        of = one.waiting[0][0][where]
+        self._compact = self._room(self._compact, of.size)
+        compact = self._compact[: of.size]
+        compact[...] = -0.0 if one.sums is None else one.sums[where].reshape(-1)
         for values, weight in one.waiting:
-            self.loops.add(compact, values[where], weight)
-        return compact, 1.0
+            self.loops.add(compact, values[where].reshape(-1), weight)
+        return compact.reshape(of.shape), 1.0
 
     def _room(self, have: Array, size: int) -> Array:
         return have if len(have) >= size else np.empty(max(size, min(_TILE, self._size)))
 
-    def _look(self, name: str, sums: Array, classes: Sequence[_Class]) -> None:
+    def _blame(self, name: str, classes: Iterable[_Class]) -> None:
         """Refuse NaN and infinity of those who wait: no later addition makes the sum of one finite again."""
-        if is_finite(sums):
-            return
         for one in sorted((w for held in classes for w in held.waiting), key=lambda one: one.number):
             if not is_finite(one.tensors[name]):
                 raise not_finite(one.client, name)
 
 
-def spread(
-    view: View, places: Sequence[tuple[Array | None, Array | None]], weights: Sequence[float], loops: RowSums
-) -> Array:
-    """The weight that each column of each row receives: float64 (rows, columns), added in the order given; (1, 1) where
-    no mask may touch the tensor."""
+def indicators(view: View, places: Sequence[Place]) -> tuple[Array, Array]:
+    """Which rows and columns are kept at each place: float64 (rows, n) and float32 (n, columns) of zeros and ones;
+    (1, n) and (n, 1) of ones where no mask may touch the tensor."""
     if view.last < 0:
-        return np.full((1, 1), sum(weights))
-    lines, kept = np.zeros((len(places), view.rows)), np.zeros((len(places), view.columns), np.float32)
-    for n, ((rows, columns), weight) in enumerate(zip(places, weights, strict=True)):
-        lines[n, slice(None) if rows is None else rows] = weight
+        return np.ones((1, len(places))), np.ones((len(places), 1), np.float32)
+    lines, kept = np.zeros((view.rows, len(places))), np.zeros((len(places), view.columns), np.float32)
+    for n, (rows, columns) in enumerate(places):
+        lines[slice(None) if rows is None else rows, n] = 1.0
         kept[n, slice(None) if columns is None else columns] = 1.0
-    return loops.weigh(lines, kept)
+    return lines, kept
+
+
+def of_rows(value: Array, part: slice) -> Array:
+    """``part`` of the rows, unless the value's one row is for all."""
+    return value if len(value) == 1 else value[part]
 
 
 def _bytes(tensors: Tensors) -> int:

@@ -162,13 +162,13 @@ def partial_sum(shared: Tensors, updates: Iterable[Update], client: str) -> Part
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def _mean(fold: Fold, name: str) -> Array:
     old, view = fold.shared[name], fold.view(name)
-    weight, _ = fold.weights(name)
     mean = np.empty((view.rows, view.columns, view.width), old.dtype)
-    for part, total in fold.tiles(name):
-        by = (weight if weight.shape == (1, 1) else weight[part])[..., None]
-        mean[part] = cast(np.where(by > 0, total / by, 0.0), old.dtype)
-    if not is_finite(mean):
-        raise AggregationError(f"tensor {name!r}: the mean left the range of {old.dtype}; clip the updates")
+    for tile in fold.tiles(name):
+        by = tile.weight[..., None]
+        mean[tile.rows] = cast(np.where(by > 0, tile.sums / by, 0.0), old.dtype)
+        if not is_finite(mean[tile.rows]):
+            fold.blame(name)
+            raise AggregationError(f"tensor {name!r}: the mean left the range of {old.dtype}; clip the updates")
     return mean.reshape(old.shape)
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from talaria.aggregate.validation import is_finite
 from talaria.tensors import Array
 
 _BLOCK = 1 << 15
@@ -29,15 +30,16 @@ class RowSums(Protocol):
         and (m,) without repetition, and any floats (n, m, width), contiguous."""
         ...
 
-    def weigh(self, lines: Array, kept: Array) -> Array:
-        """The sum of the outer products of ``lines[n]`` and ``kept[n]``, in their order: float64 (n, rows) of at least
-        0 and float32 (n, columns) of zeros and ones."""
+    def weigh(self, lines: Array, kept: Array, out: Array) -> None:
+        """The matrix product of ``lines`` and ``kept``, its terms added in their order: float64 (rows, n) of at least 0
+        and float32 (n, columns) of zeros and ones; ``out`` is float64 (rows, columns). All are contiguous."""
         ...
 
-    def mean_rows(self, total: Array, weight: Array, old: Array, stays: Array, delta: bool, out: Array) -> None:
+    def mean_rows(self, total: Array, weight: Array, old: Array, stays: Array, delta: bool, out: Array) -> bool:
         """``out = total / weight`` (added to ``old`` where ``delta``), and ``old`` itself in rows that stay: float64
         (rows, width), float64 (rows,), any floats (rows, width), bool (rows,), and ``out`` like ``old``. All are
-        contiguous; ``total`` is lost."""
+        contiguous; ``total`` is lost. True where ``out`` and the sums of rows that stay are finite: those of other
+        rows show in ``out``."""
         ...
 
 
@@ -67,23 +69,28 @@ class Plain:
             sums += weighted(rows[part].reshape(-1), weight, scratch[: len(sums)])
             into[where] = here  # no row comes twice, so that this is an addition in place
 
-    def weigh(self, lines: Array, kept: Array) -> Array:
-        if (lines == np.rint(lines)).all() and lines.max(1, initial=0.0).sum() < 2.0**53:
-            return np.asarray(lines.T @ kept)  # whole numbers: exact in any order
-        total = np.zeros((lines.shape[1], kept.shape[1]))
-        for line, columns in zip(lines, kept, strict=True):
-            total += line[:, None] * columns
-        return total
+    def weigh(self, lines: Array, kept: Array, out: Array) -> None:
+        if (lines == np.rint(lines)).all() and lines.max(0, initial=0.0).sum() < 2.0**53:
+            np.matmul(lines, kept, out=out)  # whole numbers: exact in any order
+            return
+        out.fill(0.0)
+        for line, columns in zip(lines.T, kept, strict=True):
+            out += line[:, None] * columns
 
-    def mean_rows(self, total: Array, weight: Array, old: Array, stays: Array, delta: bool, out: Array) -> None:
+    def mean_rows(self, total: Array, weight: Array, old: Array, stays: Array, delta: bool, out: Array) -> bool:
+        finite = True
         for part in blocks(len(total), max(1, _BLOCK // max(1, total.shape[1]))):
-            mean = total[part]
+            mean, new, idle = total[part], out[part], stays[part]
+            some = idle.any()
+            if some and not np.isfinite(mean[idle]).all():
+                finite = False
             mean /= weight[part, None]
             if delta:
                 mean += old[part]
-            out[part] = mean
-        if stays.any():
-            out[stays] = old[stays]
+            new[...] = mean
+            if some:
+                new[idle] = old[part][idle]
+        return finite and is_finite(out)
 
 
 def weighted(values: Array, weight: float, scratch: Array) -> Array:

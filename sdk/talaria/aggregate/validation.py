@@ -49,8 +49,11 @@ def positions(name: str, mask: ChannelMask | None) -> tuple[Array | None, ...] |
     """Kept positions per dimension, or None where ``mask`` keeps the whole tensor."""
     if mask is None:
         return None
-    where = mask.indices.get(name)
-    return None if where is None or all(p is None for p in where) else where
+    where = mask.indices.get(name, ())
+    for kept in where:
+        if kept is not None:
+            return where
+    return None
 
 
 def check(shared: Tensors, update: Update, known: ChannelLayout | None = None, *, finite: bool = True) -> None:
@@ -85,7 +88,7 @@ def check(shared: Tensors, update: Update, known: ChannelLayout | None = None, *
                 f"{who}: tensor {name!r} has shape {value.shape}, expected {want}{under}; "
                 f"gather it from the shared state with the mask that the update carries"
             )
-        if is_float(value) != is_float(dense) or value.dtype.kind not in "fiub":
+        if value.dtype != dense.dtype and (is_float(value) != is_float(dense) or value.dtype.kind not in "fiub"):
             raise AggregationError(
                 f"{who}: tensor {name!r} has dtype {value.dtype}, expected {dense.dtype}; convert it before sending"
             )

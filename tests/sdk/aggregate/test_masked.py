@@ -301,7 +301,7 @@ def test_compiled_loops_take_the_same_steps_to_the_bit(dtype: type[np.floating[A
     for width, rows in ((1, 40_000), (9, 5000), (700, 60)):
         values, old = (g.standard_normal((rows, width)).astype(dtype) for _ in range(2))
         values.setflags(write=False)
-        first, second = np.sort(g.choice(rows, rows // 2, False)), np.arange(1)
+        first, second, stays = np.sort(g.choice(rows, rows // 2, False)), np.arange(1), g.random(rows) < 0.2
         results = []
         for loops in (Plain(), Compiled()):
             total, weight = np.full((rows, 1, width), -0.0), np.full(rows, 0.3)
@@ -309,40 +309,69 @@ def test_compiled_loops_take_the_same_steps_to_the_bit(dtype: type[np.floating[A
             loops.add_grid(total, first, second, values[: len(first), None], 1 / 3)
             weight[first] += 1 / 3
             out = np.empty_like(old)
-            loops.mean_rows(total.reshape(rows, width).copy(), weight, old, g.permutation(rows) < 0, delta, out)
+            loops.mean_rows(total.reshape(rows, width).copy(), weight, old, stays, delta, out)
             results.append({"sum": total, "mean": out})
         assert tensors.equal(*results), (width, rows)
 
 
 def test_weights_are_added_in_the_clients_order_by_both_loops() -> None:
     g = np.random.default_rng(5)
-    lines, kept = g.random((40, 30)) * (g.random((40, 30)) < 0.5), (g.random((40, 7)) < 0.5).astype(np.float32)
+    lines, kept = g.random((30, 40)) * (g.random((30, 40)) < 0.5), (g.random((40, 7)) < 0.5).astype(np.float32)
     want = np.zeros((30, 7))
-    for line, columns in zip(lines, kept, strict=True):
+    for line, columns in zip(lines.T, kept, strict=True):
         want += np.outer(line, columns)
-    assert np.array_equal(Plain().weigh(lines, kept), want)
+    out = np.full((30, 7), np.nan)
+    Plain().weigh(lines, kept, out)
+    assert np.array_equal(out, want)
     whole = np.rint(lines * 1000)
-    assert np.array_equal(Plain().weigh(whole, kept), whole.T @ kept)
+    Plain().weigh(whole, kept, out)
+    assert np.array_equal(out, whole @ kept)
     pytest.importorskip("numba", reason="comes with talaria[fast]")
     from talaria.aggregate.compiled import Compiled
 
-    assert np.array_equal(Compiled().weigh(lines, kept), want)
+    out = np.full((30, 7), np.nan)
+    Compiled().weigh(lines, kept, out)
+    assert np.array_equal(out, want)
 
 
-def test_columns_side_by_side_are_added_as_one_run_with_the_same_bits() -> None:
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("width", [1, 2, 3, 5, 7, 8, 9, 15, 27])
+def test_columns_side_by_side_or_apart_are_added_with_the_same_bits(width: int, dtype: type[np.floating[Any]]) -> None:
     pytest.importorskip("numba", reason="comes with talaria[fast]")
     from talaria.aggregate.compiled import Compiled
 
     g = np.random.default_rng(6)
-    values = g.standard_normal((3, 4, 9), np.float32)
-    for columns in ([2, 3, 4, 5], [0, 3, 4, 5]):
-        results = []
+    values = g.standard_normal((3, 4, width)).astype(dtype)
+    for columns in ([2, 3, 4, 5], [0, 3, 4, 5], [0, 1, 3, 5]):
+        results, sums = [], g.standard_normal((5, 6, width))
         for loops in (Plain(), Compiled()):
-            total = np.ones((5, 6, 9))
+            total = sums.copy()
             loops.add_grid(total, np.array([0, 2, 4]), np.array(columns), values, 1 / 3)
             results.append(total)
         assert np.array_equal(*results)
-        assert (results[0][1] == 1).all()
+        assert np.array_equal(results[0][1], sums[1])
+        assert (np.delete(results[0][::2], columns, 1) == np.delete(sums[::2], columns, 1)).all()
+        assert np.array_equal(results[0][::2][:, columns], sums[::2][:, columns] + np.float64(values) * (1 / 3))
+
+
+@pytest.mark.parametrize("width", [1, 9])
+def test_both_loops_say_whether_what_they_give_is_finite_and_what_they_leave_out(width: int) -> None:
+    """What a client sent for a coordinate that stays shows in no new value."""
+    pytest.importorskip("numba", reason="comes with talaria[fast]")
+    from talaria.aggregate.compiled import Compiled
+
+    old, stays = np.ones((40, width), np.float32), np.arange(40) % 2 == 0
+    for loops in (Plain(), Compiled()):
+        for row, value in [(None, 0.0), (6, math.nan), (6, math.inf), (7, math.nan), (7, -math.inf), (7, 1e300)]:
+            total = np.ones((40, width))
+            if row is not None:
+                total[row, -1] = value
+            out = np.empty_like(old)
+            with np.errstate(over="ignore"):
+                found = loops.mean_rows(total, np.full(40, 2.0), old, stays, False, out)
+            assert found == (row is None), (type(loops), row, value)
+            assert (out[::2] == 1).all()
+            assert (np.delete(out, 7, 0)[~np.delete(stays, 7)] == 0.5).all()
 
 
 def test_equal_masks_give_the_same_bits_whether_they_wait_or_not(
