@@ -60,6 +60,14 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+_BEGIN = """
+import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # programs inherit it where nohup started these tests
+from talaria_bench.fleet.forkserver import main
+main()
+"""
+
+
 class Nursery:
     """The other end of :mod:`talaria_bench.fleet.forkserver`, for threads."""
 
@@ -67,10 +75,11 @@ class Nursery:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", "from talaria_bench.fleet.forkserver import main; main()",
-                 str(theirs.fileno())], pass_fds=[theirs.fileno()], env={**os.environ, "OMP_NUM_THREADS": "1",
-                 "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""},
-            )  # fmt: skip
+                [sys.executable, "-c", _BEGIN, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""},
+                start_new_session=True,
+            )
         self._children, self._told, self._turn = {}, queue.Queue(), threading.Lock()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -153,15 +153,6 @@ def test_every_event_of_the_journal_names_its_fleet_and_what_it_is_about(fleet, 
         assert {"at", "fleet", "event"} | about.get(event["event"], set()) <= set(event)
 
 
-@pytest.fixture
-def heard():
-    """Nobody ignores SIGHUP, also where nohup started these tests: programs inherit that."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
 def test_who_is_told_to_end_says_so_and_has_not_failed(fleet, a_run, asked):
     """SIGHUP is what a terminal that is closed sends; a service manager takes other statuses than 0 for a failure."""
@@ -176,8 +167,8 @@ def test_who_is_told_to_end_says_so_and_has_not_failed(fleet, a_run, asked):
         assert "Traceback" not in program.errors
 
 
-@pytest.mark.usefixtures("heard")
 def test_who_is_started_by_nohup_goes_on_without_its_terminal(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", {signal.SIGHUP: signal.SIG_DFL}.get)
     assert signal.SIGHUP in stopping.asked_by()
     monkeypatch.setattr(signal, "getsignal", {signal.SIGHUP: signal.SIG_IGN}.get)
     assert stopping.asked_by() == [signal.SIGTERM, signal.SIGINT]

@@ -178,7 +178,6 @@ class Fold:
             return View(shape[0], 1, prod(shape[1:]), last)
         return View(prod(shape[:last]), shape[last], prod(shape[last + 1 :]), last)
 
-    @np.errstate(over="ignore", invalid="ignore")
     def tiles(self, name: str) -> Iterator[Tile]:
         """One tensor, tile by tile: the caller's until the next one, who looks whether the sums are finite and calls
         :meth:`blame` where they are not. Nothing of the tensor is kept here afterwards."""
