@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,6 +27,7 @@ BROWSER = {"page", "odd"}
 
 
 def pytest_collection_modifyitems(items):
+    seen = Counter()
     for item in items:
         names, path = set(item.fixturenames), _path(item)
         if names & BROKER:
@@ -40,7 +42,7 @@ def pytest_collection_modifyitems(items):
             path == "tests/laws/test_algorithm_laws.py" and algorithm not in QUICK_LAWS
         ):
             item.add_marker("slow")
-        if is_thorough(item.nodeid, getattr(item, "callspec", None)):
+        if is_thorough(item.nodeid, getattr(item, "callspec", None), seen):
             item.add_marker("thorough")
     items[:] = _mixed(items)
 

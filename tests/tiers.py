@@ -1,5 +1,6 @@
 """Which command runs which test, and in which order: `make quick`, `make test`, `make thorough`."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -266,10 +267,61 @@ AGAIN: dict[str, Callable[[dict[str, Any]], bool]] = {
 """In these files, of which of its parameters a test is left out."""
 
 
-def is_thorough(nodeid: str, callspec: Any) -> bool:
-    """Whether ``make test`` leaves it out."""
+ONE_IN = {
+    2: (
+        "tests/export/test_matrix.py::test_personal_model_agrees_with_torch",
+        "tests/hostile/test_liars.py::test_every_liar_is_shut_out_by_name_and_the_round_completes_with_the_honest",
+        "tests/hostile/test_siege_uploads.py::test_an_update_made_to_harm_is_refused_and_the_round_completes",
+        "tests/privacy/test_rule.py::test_with_either_engine_adapters_server_rules_and_half_the_bits_it_is_the_same_bytes",
+        "tests/sdk/federated/test_kit.py::test_what_is_learned_from_a_kit_is_what_is_learned_with_torch_beside",
+        "tests/sdk/model/test_zoo.py::test_half_the_channels_gone_equals_the_masked_dense_twin",
+        "tests/sdk/model/test_zoo.py::test_parts_and_channel_groups",
+        "tests/sdk/planning/test_latency_model.py::test_every_convolution_of_a_planned_model_keeps_the_blocked_form",
+        "tests/sdk/programs/test_exact.py::test_a_step_says_what_torch_says",
+        "tests/sdk/programs/test_tutorials.py::test_a_vision_transformer_learns_alike_on_both_engines",
+        "tests/sdk/simulation/test_asynchrony.py::test_every_algorithm_learns_asynchronously_and_replays_to_the_same_bytes_or_says_why_not",
+        "tests/sdk/test_tasks.py::test_both_engines_learn_numbers_in_their_own_units",
+        "tests/system/test_disasters.py::test_a_coordinator_that_lost_its_state_serves_its_fleet_again",
+        "tests/system/test_disasters.py::test_a_device_that_lost_its_memory_takes_part_again_in_the_same_run",
+    ),
+    3: (
+        "tests/laws/test_algorithm_laws.py::test_a_device_that_never_trained_is_served",
+        "tests/laws/test_algorithm_laws.py::test_a_poor_client_neither_breaks_nor_poisons",
+        "tests/laws/test_algorithm_laws.py::test_another_seed_gives_other_bits",
+        "tests/laws/test_algorithm_laws.py::test_inputs_stay_untouched",
+        "tests/laws/test_algorithm_laws.py::test_programs_learn_what_torch_learns_and_the_same_bits_twice",
+        "tests/laws/test_algorithm_laws.py::test_the_personal_model_is_frozen_and_its_own",
+        "tests/laws/test_algorithm_laws.py::test_the_same_seed_gives_the_same_bits",
+        "tests/privacy/test_clipping.py::test_it_goes_where_the_share_asked_for_is_within",
+        "tests/sdk/aggregate/test_byzantine.py::test_buckets_of_two_still_reach_the_optimum",
+        "tests/sdk/algorithms/test_classic_conditions.py::test_learning_beats_the_start",
+        "tests/sdk/algorithms/test_trajectories.py::test_three_rounds_go_as_they_went",
+        "tests/sdk/federated/test_kit.py::test_every_algorithm_learns_and_serves_from_a_kit_what_it_does_where_torch_is",
+    ),
+    4: (
+        "tests/laws/test_algorithm_laws.py::test_nor_is_what_it_learns_from_little_or_sends_in_short",
+        "tests/sdk/aggregate/test_byzantine.py::test_robust_rules_reach_the_optimum",
+        "tests/sdk/algorithms/test_classic_conditions.py::test_rounds_are_pure_repeatable_and_finite",
+        "tests/sdk/model/test_any_network.py::test_whatever_may_be_pruned_is_exact_for_any_mask",
+        "tests/sdk/programs/test_parity.py::test_each_layer_errs_no_more_than_twice_as_much_as_torch",
+        "tests/sdk/programs/test_parity.py::test_what_a_mask_takes_its_program_takes_too",
+        "tests/sdk/programs/test_tutorials.py::test_an_ordinary_network_learns_alike_on_both_engines",
+        "tests/sdk/programs/test_vjp.py::test_a_derivatives_derivative_is_torchs",
+    ),
+}
+"""Of the many cases of these, ``make test`` runs one in so many; ``make thorough`` the others."""
+_EVERY = {name: every for every, names in ONE_IN.items() for name in names}
+
+
+def is_thorough(nodeid: str, callspec: Any, seen: Counter[str]) -> bool:
+    """Whether ``make test`` leaves it out; ``seen`` counts the cases of each test that came before, in their order."""
     again = AGAIN.get(nodeid.partition("::")[0])
-    return nodeid.startswith(THOROUGH) or (again is not None and callspec is not None and again(callspec.params))
+    if nodeid.startswith(THOROUGH) or (again is not None and callspec is not None and again(callspec.params)):
+        return True
+    of = nodeid.partition("[")[0]
+    seen[of] += 1
+    # Each test begins with another, so that not all leave out the same.
+    return (seen[of] + len(of)) % _EVERY.get(of, 1) > 0
 
 
 WAITS = ("tests/system", "tests/hostile", "tests/coordinator", "tests/sdk/wire/test_mqtt.py")
