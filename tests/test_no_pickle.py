@@ -70,6 +70,12 @@ def imported(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@cache
+def imports(name):
+    """What a module of the project imports."""
+    return frozenset(imported(trees()[name]))
+
+
 def reached(*roots):
     """All modules of the project that the modules below ``roots`` can import."""
     todo = [name for name in MODULES if any(name == root or name.startswith(root + ".") for root in roots)]
@@ -79,7 +85,7 @@ def reached(*roots):
         if name in seen:
             continue
         seen.add(name)
-        names = set(imported(trees()[name]))
+        names = imports(name)
         parents = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2)}
         todo += [n for n in parents if n in MODULES]
     return seen
@@ -133,8 +139,14 @@ def faults(tree):
             yield f"line {node.lineno}: calls {node.func.id}"
 
 
+@cache
+def faults_of(name):
+    """The faults of a module of the project."""
+    return sorted(set(faults(trees()[name])))
+
+
 def found_in(names):
-    return {name: bad for name in sorted(names) if (bad := sorted(set(faults(trees()[name]))))}
+    return {name: bad for name in sorted(names) if (bad := faults_of(name))}
 
 
 @pytest.mark.parametrize(
@@ -183,7 +195,7 @@ def test_a_device_reaches_one_reader_of_a_pickle_which_admits_data_only():
     names = reached("talaria_edge")
     assert "talaria_edge.agent.agent" in names
     assert set(found_in(names)) <= {READER}
-    users = {name for name, tree in trees().items() if READER in set(imported(tree))}
+    users = {name for name in MODULES if READER in imports(name)}
     assert users == {"talaria.data.smartwatch"}
 
 
