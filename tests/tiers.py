@@ -29,6 +29,14 @@ SLOW = (
     "tests/sdk/training/test_sgd.py::test_training_imports_no_optimizer_of_torch",
     "tests/sdk/planning/test_layer_stats.py::test_shapes_are_those_of_the_compact_model[resnet18]",
     "tests/laws/test_algorithm_laws.py::test_the_personal_model_exports",
+    "tests/laws/test_algorithm_laws.py::test_programs_learn_what_torch_learns_and_the_same_bits_twice",
+    "tests/sdk/test_tasks.py", "tests/sdk/test_several_inputs.py",
+    "tests/sdk/algorithms/test_heart_pfl.py::test_sequences_before_the_batch",
+    "tests/sdk/federated/test_kit.py::test_what_is_learned_from_a_kit",
+    "tests/sdk/programs/test_running.py::test_a_program_is_made_without_torchs_compiler",
+    "tests/sdk/programs/test_shapes.py::test_what_frozen_layers_give",
+    "tests/sdk/protocol/test_machines.py::test_whatever_breaks_each_update_counts_once",
+    "tests/sdk/protocol/test_transfer.py::test_windows_never_exceed_the_credit",
 )  # fmt: skip
 """Files and tests that ``make quick`` leaves to ``make test``: they take seconds each, as what learns for many rounds
 does, or are no part of the inner loop."""
