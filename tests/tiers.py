@@ -189,7 +189,6 @@ THOROUGH = (
     "tests/system/test_secure_fleet.py::test_a_round_",
     "tests/system/test_secure_fleet.py::test_a_secure_fleet_learns_what_is_simulated_and_its_coordinator_keeps_no_update[p",
     "tests/system/test_secure_fleet.py::test_an_owner_who",
-    "tests/system/test_secure_fleet.py::test_an_owner_who_wants_more_company",
     "tests/system/test_secure_fleet.py::test_either_side_may_die_in_any_step",
     "tests/system/test_secure_fleet.py::test_metrics_are_told",
     "tests/system/test_secure_fleet.py::test_who_lies_in_a_secure_round_is_shut_out_and_the_others_go_on[1-another's",

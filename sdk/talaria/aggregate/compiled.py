@@ -56,29 +56,23 @@ def _several(count: int) -> Any:
 
     def add(_: object, total: Any, at: Any, values: Any, of: Any, weight: Any) -> tuple[Any, Any]:
         here, narrow = ir.VectorType(ir.DoubleType(), count), values.dtype == numba.float32
-        sent = ir.VectorType(ir.FloatType(), count) if narrow else here
+        sent, size = (ir.VectorType(ir.FloatType(), count), 4) if narrow else (here, 8)
 
         def build(context: Any, builder: Any, signature: Any, given: Sequence[Any]) -> Any:
             into, source = (context.make_array(signature.args[n])(context, builder, given[n]).data for n in (0, 2))
             into = builder.bitcast(builder.gep(into, [given[1]]), here.as_pointer())
-            value = builder.load(
-                builder.bitcast(builder.gep(source, [given[3]]), sent.as_pointer()), align=_bytes(sent)
-            )
+            source = builder.bitcast(builder.gep(source, [given[3]]), sent.as_pointer())
+            value = builder.load(source, align=size)
             weights = ir.Constant(here, ir.Undefined)
             for n in range(count):
                 weights = builder.insert_element(weights, given[4], ir.Constant(ir.IntType(32), n))
             product = builder.fmul(weights, builder.fpext(value, here) if narrow else value)
-            builder.store(builder.fadd(builder.load(into, align=_bytes(here)), product), into, align=_bytes(here))
+            builder.store(builder.fadd(builder.load(into, align=8), product), into, align=8)
             return context.get_dummy_value()
 
         return numba.void(total, numba.uint64, values, numba.uint64, numba.float64), build
 
     return numba.extending.intrinsic(add)
-
-
-def _bytes(of: Any) -> int:
-    """How values of a vector are aligned."""
-    return 4 if isinstance(of.element, ir.FloatType) else 8
 
 
 _eight, _four, _two = _several(8), _several(4), _several(2)

@@ -144,6 +144,6 @@ def _divide(loops: RowSums, of: _Rows, delta: bool) -> bool:
     """The quotient, column by column of each row, or all at once where one value divides all; whether the sums and it
     are finite."""
     rows = (of.weight.size, of.total.size // max(1, of.weight.size))
-    weight, stays = of.weight.reshape(-1), np.broadcast_to(of.stays, of.weight.shape).reshape(-1)
+    weight, stays = of.weight.reshape(-1), of.stays.reshape(-1)
     total, old, new = (value.reshape(rows) for value in (of.total, of.old, of.new))
-    return loops.mean_rows(total, weight, old, np.ascontiguousarray(stays), delta, new)
+    return loops.mean_rows(total, weight, old, stays, delta, new)

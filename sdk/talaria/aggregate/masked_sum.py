@@ -199,7 +199,8 @@ class Fold:
         for name in self.names:
             view, held = self.view(name), self._sums.get(name)
             sums = np.empty((view.rows, view.columns, view.width)) if held is None else held
-            weight, holders = (np.empty((view.rows, view.columns) if view.last >= 0 else (1, 1)) for _ in range(2))
+            weight = np.empty((view.rows, view.columns) if view.last >= 0 else (1, 1))
+            holders = np.empty(weight.shape if self.count else (1, 1))
             for tile in self._tiles(name, held):
                 if not is_finite(tile.sums):
                     self.blame(name)
@@ -235,6 +236,7 @@ class Fold:
         places = [view.place(self.shared[name].shape, positions(name, one.mask)) for one in classes]
         parts = [self._part(name, view, *one, starts, whole) for one in zip(classes, places, strict=True)]
         kept = indicators(view, places)
+        weights, clients = [one.weight for one in classes], [float(one.clients) for one in classes]
         if held is None:
             self._scratch = self._room(self._scratch, min(step, view.rows) * length)
         for number, part in enumerate(slice(start, end) for start, end in pairwise(starts)):
@@ -245,10 +247,8 @@ class Fold:
                 sums = held[part]
             for one in parts:
                 self._add_part(sums, number, one)
-            weight = self._spread(kept, part, [one.weight for one in classes], self._weights.get(name))
-            holders = np.zeros((1, 1))
-            if self.count:
-                holders = self._spread(kept, part, [float(one.clients) for one in classes], self._holders.get(name))
+            weight = self._spread(kept, part, weights, self._weights.get(name))
+            holders = self._spread(kept, part, clients, self._holders.get(name)) if self.count else np.zeros((1, 1))
             yield Tile(part, sums, weight, holders)
 
     def _spread(self, kept: tuple[Array, Array], part: slice, amounts: Sequence[float], held: Array | None) -> Array:

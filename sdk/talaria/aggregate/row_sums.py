@@ -82,8 +82,7 @@ class Plain:
         for part in blocks(len(total), max(1, _BLOCK // max(1, total.shape[1]))):
             mean, new, idle = total[part], out[part], stays[part]
             some = idle.any()
-            if some and not np.isfinite(mean[idle]).all():
-                finite = False
+            finite = finite and (not some or is_finite(mean[idle]))
             mean /= weight[part, None]
             if delta:
                 mean += old[part]
