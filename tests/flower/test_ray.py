@@ -53,12 +53,12 @@ def test_both_nodes_work_and_what_one_raises_is_raised_here(address: str) -> Non
     shared = {"b": np.zeros((0, 3), np.float32), "a": np.arange(3, dtype=np.int64)}
     with RayCrew(address, work) as crew:
         assert crew.count == 2
-        told = crew.answers(shared, [({"number": n}, None) for n in range(6)])
+        told = list(crew.answers(shared, [({"number": n}, None) for n in range(6)]))
         assert len({facts["node"] for facts, _, _ in told}) == 2
         assert all(list(tensors) == ["b", "a"] and equal(tensors, shared) for _, tensors, _ in told)
         with pytest.raises(DataError, match="clean it"):
-            crew.answers(shared, [({"number": n}, None) for n in range(8, 11)])
-        assert crew.answers(shared, [({"number": 1}, None)])[0][2] == b"whole"
+            list(crew.answers(shared, [({"number": n}, None) for n in range(8, 11)]))
+        assert next(crew.answers(shared, [({"number": 1}, None)]))[2] == b"whole"
 
 
 def test_what_a_cluster_cannot_do_is_refused_by_name() -> None:

@@ -8,7 +8,7 @@ updates travel as safetensors. Nodes have the same Talaria; the bytes are the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -83,19 +83,23 @@ class RayCrew(Crew):
         self._actors.clear()
         self._ray.shutdown()
 
-    def answers(self, shared: Tensors, jobs: Sequence[Job]) -> list[Answer]:
-        """The answers to ``jobs``, in their order; all see ``shared``. Raises as :meth:`Crew.answers`."""
+    def answers(self, shared: Tensors, jobs: Iterable[Job]) -> Iterator[Answer]:
+        """As :meth:`Crew.answers`."""
         ray = self._ray
         held, free = ray.put(packed(shared)), self._actors * _AHEAD
-        found: dict[int, Answer] = {}
-        todo, busy = list(reversed(range(len(jobs)))), dict[Any, tuple[int, Any]]()
+        todo, turn = enumerate(jobs), 0
+        found, busy = dict[int, Answer](), dict[Any, tuple[int, Any]]()
         try:
-            while todo or busy:
-                while todo and free:
-                    actor, number = free.pop(), todo.pop()
-                    asked, private = jobs[number]
+            while True:
+                while free and (job := next(todo, None)) is not None:
+                    actor, (number, (asked, private)) = free.pop(), job
                     own = None if private is None else packed(private)
                     busy[actor.answer.remote(json.dumps(dict(asked)), held, own)] = number, actor
+                while turn in found:
+                    yield found.pop(turn)
+                    turn += 1
+                if not busy:
+                    return
                 ready, _ = ray.wait(list(busy), num_returns=1)
                 for one in ready:
                     number, actor = busy.pop(one)
@@ -104,7 +108,6 @@ class RayCrew(Crew):
         except ray.exceptions.RayActorError as error:
             why = str(error).splitlines()[0][:200]
             raise StateError(f"simulate: one of {self.count} Ray actors ended ({why}); go on with --resume") from None
-        return [found[number] for number in range(len(jobs))]
 
 
 def _answer(told: Sequence[Any]) -> Answer:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 from talaria.aggregate.fedbuff import FedBuff
 from talaria.errors import ConfigError
@@ -33,9 +34,8 @@ def in_rounds(fleet: Fleet, over: float) -> Iterator[RoundFacts]:
         asked = rounds.cohort(run, number, names, over)
         due = {name: delay(run.seed, name, number) for name in asked} if over else dict.fromkeys(asked, 0.0)
         first = sorted(asked, key=lambda name: (due[name], name))[: rounds.needed(run, len(names))]
-        arrived = fleet.train_all(asked)
-        counted = [arrived.pop(name) for name in first]
-        yield fleet.fold(counted, tuple(arrived.values()), time=due[first[-1]])
+        late = {(name, fleet.version) for name in asked}.difference((name, fleet.version) for name in first)
+        yield fleet.fold(fleet.train_all(asked), late, time=due[first[-1]])
 
 
 def as_they_come(fleet: Fleet, rule: FedBuff) -> Iterator[RoundFacts]:
@@ -57,7 +57,7 @@ def as_they_come(fleet: Fleet, rule: FedBuff) -> Iterator[RoundFacts]:
             continue
         oldest = fleet.version + 1 - rule.max_staleness
         recalled = [entry for entry in fleet.under_way if entry[2] < oldest]
-        facts = fleet.fold(waiting, time=clock, recalled=len(recalled))
+        facts = fleet.fold(sorted(waiting, key=attrgetter("training")), time=clock, recalled=len(recalled))
         fleet.under_way = [entry for entry in fleet.under_way if entry[2] >= oldest]
         heapify(fleet.under_way)
         for idle in [one.client for one in waiting] + [entry[1] for entry in recalled]:
@@ -80,12 +80,8 @@ def as_recorded(fleet: Fleet, records: Iterable[Record]) -> Fleet:
             raise ConfigError(
                 f"record {index + 1}: no version {unknown[0]} of the global model is there yet; check the record"
             )
-        arrived = {
-            (name, base_version): fleet.train(name, base_version, models[base_version])
-            for name, base_version in trainings
-        }
-        counted = [arrived.pop(one) for one in record.counted]
-        fleet.fold(counted, tuple(arrived.values()))
+        arrived = [fleet.train(name, base_version, models[base_version]) for name, base_version in trainings]
+        fleet.fold(sorted(arrived, key=attrgetter("training")), {*record.late}.difference(record.counted))
         models[fleet.version] = fleet.shared
         models = {version: shared for version, shared in models.items() if last.get(version, -1) > index}
     return fleet

@@ -1,7 +1,8 @@
 """All devices of a run and its coordinator in one process, step by step; what simulation and replay are made of."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from talaria.aggregate.base import Aggregator
@@ -30,6 +31,10 @@ class Arrived:
     """Bytes of the update as it travels."""
     down: int = 0
     """Bytes of the global model that it downloaded for it."""
+
+    @property
+    def training(self) -> Trained:
+        return self.client, self.base_version
 
 
 @dataclass(frozen=True)
@@ -89,40 +94,49 @@ class Fleet:
         self.sent[client] += len(frame)
         return Arrived(client, base_version, update if how == "raw" else frame, update.metrics, len(frame), down)
 
-    def train_all(self, clients: Sequence[str]) -> dict[str, Arrived]:
-        """Let devices train from the present version, in parallel where there is a crew."""
+    def train_all(self, clients: Sequence[str]) -> Iterator[Arrived]:
+        """Let devices train from the present version, in parallel where there is a crew: each update in its turn."""
         if self._crew is None:
-            return {client: self.train(client, self.version, self.shared) for client in clients}
-        jobs = [({"train": client, "round": self.version + 1}, self.private.get(client)) for client in clients]
-        found = {}
+            yield from (self.train(client, self.version, self.shared) for client in clients)
+            return
+        jobs = (({"train": client, "round": self.version + 1}, self.private.get(client)) for client in clients)
         for client, (metrics, private, frame) in zip(clients, self._crew.answers(self.shared, jobs), strict=True):
             down = self._downloads.size(self.shared, self.members[client], self.private.get(client))
             self.private[client] = private
             self.sent[client] += len(frame)
-            found[client] = Arrived(client, self.version, frame, metrics, len(frame), down)
-        return found
+            yield Arrived(client, self.version, frame, metrics, len(frame), down)
 
-    def fold(self, counted: Sequence[Arrived], late: Sequence[Arrived] = (), **more: Any) -> RoundFacts:
-        """Make the next version of the global model; one update is decoded at a time, in client order. ``more`` goes
-        into the facts."""
-        ordered = sorted(counted, key=lambda one: (one.client, one.base_version))
+    def fold(self, arriving: Iterable[Arrived], late: Collection[Trained] = (), **more: Any) -> RoundFacts:
+        """Make the next version of the global model of what arrives, in the order of clients and base versions; one
+        update is held at a time. Those of ``late`` trainings do not count. ``more`` goes into the facts."""
+        every = list[Arrived]()
+        counted = self._counted(arriving, late, every)
         self.shared, self.server = rounds.close(
-            self.run, self.shared, self.server, self._decoded(ordered), self._aggregator
+            self.run, self.shared, self.server, self._decoded(counted), self._aggregator
         )
+        deque(counted, maxlen=0)  # a rule need not read them all
+        every.sort(key=lambda one: one.training in late)  # they stay in order
         self.version += 1
-        every = [*ordered, *late]
         facts = RoundFacts(
             self.version,
             tuple(sorted({one.client for one in every})),
             sum(one.up for one in every),
             _mean([one.metrics for one in every]),
-            tuple((one.client, one.base_version) for one in ordered),
-            tuple(sorted((one.client, one.base_version) for one in late)),
+            tuple(one.training for one in every if one.training not in late),
+            tuple(one.training for one in every if one.training in late),
             bytes_down=sum(one.down for one in every),
             **more,
         )
         self.history.append(facts)
         return facts
+
+    @staticmethod
+    def _counted(arriving: Iterable[Arrived], late: Collection[Trained], every: list[Arrived]) -> Iterator[Arrived]:
+        """What counts; ``every`` gets all that arrives, without its update."""
+        for one in arriving:
+            every.append(replace(one, update=b""))
+            if one.training not in late:
+                yield one
 
     def _decoded(self, arrived: Iterable[Arrived]) -> Iterator[Update]:
         schema = rounds.update_schema(self.run)

@@ -13,11 +13,11 @@ import os
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from select import select
-from socket import socket, socketpair
+from socket import MSG_WAITALL, socket, socketpair
 from types import TracebackType
 from typing import Any, Self
 
@@ -48,6 +48,7 @@ class Crew:
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ConfigError(f"simulate: workers={count}: this system cannot fork processes; leave it at 0")
         self.count, self._work = count, work
+        self._all: list[tuple[BaseProcess, socket]] = []
         self._idle: list[tuple[BaseProcess, socket]] = []
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this does
         self._size = self._shares = 0
@@ -56,29 +57,34 @@ class Crew:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process, link in self._idle:
+        for process, link in self._all:
             link.close()
             process.join(5)
             if process.is_alive():
                 process.kill()
-        self._idle.clear()
+        self._all.clear()
         self._file.close()
 
-    def answers(self, shared: Tensors, jobs: Sequence[Job]) -> list[Answer]:
-        """The answers to ``jobs``, in their order; all see ``shared``.
+    def answers(self, shared: Tensors, jobs: Iterable[Job]) -> Iterator[Answer]:
+        """The answers to ``jobs``, in their order, each as soon as it is its turn: what is done with it is done while
+        others work. All see ``shared``.
 
         What the work raises of ours is raised here. Raises :class:`StateError` where a process ends.
         """
         self._share(shared)
-        found: dict[int, Answer] = {}
-        todo, busy = list(reversed(range(len(jobs)))), dict[socket, tuple[int, BaseProcess]]()
+        todo, turn = enumerate(jobs), 0
+        found, busy = dict[int, Answer](), dict[socket, tuple[int, BaseProcess]]()
         try:
-            while todo or busy:
-                while todo and self._idle:
+            while True:
+                while self._idle and (job := next(todo, None)) is not None:
                     process, link = self._idle.pop()
-                    number = todo.pop()
-                    busy[link] = number, process
-                    self._ask(link, jobs[number])
+                    busy[link] = job[0], process
+                    self._ask(link, job[1])
+                while turn in found:
+                    yield found.pop(turn)
+                    turn += 1
+                if not busy:
+                    return
                 ready, _, _ = select(list(busy), [], [])
                 for link in ready:
                     number, process = busy.pop(link)
@@ -90,11 +96,10 @@ class Crew:
                 f"simulate: one of {self.count} workers ended ({process.exitcode}); memory may be short: take fewer"
             ) from None
         finally:
-            for link, (_, process) in busy.items():  # where one failed, the others' answers are of no use
+            for link, (_, process) in busy.items():  # where something failed, the others' answers are of no use
                 with suppress(Exception):
                     _answer(link)
                 self._idle.append((process, link))
-        return [found[number] for number in range(len(jobs))]
 
     def _share(self, shared: Tensors) -> None:
         """Write ``shared`` where every process reads it."""
@@ -105,7 +110,7 @@ class Crew:
             at += os.pwrite(self._file.fileno(), view[at:], at)
         self._size = len(data)
         self._shares += 1
-        if not self._idle:
+        if not self._all:
             self._fork()
 
     def _ask(self, link: socket, job: Job) -> None:
@@ -126,7 +131,8 @@ class Crew:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
             there.close()
-            self._idle.append((process, here))
+            self._all.append((process, here))
+        self._idle = list(self._all)
 
 
 def _serve(link: socket, others: list[socket], file: int, work: Work) -> None:
@@ -188,17 +194,16 @@ def _send(link: socket, data: bytes) -> None:
 
 def _received(link: socket) -> bytes:
     """What :func:`_send` sent. Raises EOFError where the other side is gone."""
-    data = bytearray(int.from_bytes(_exactly(link, bytearray(8)), "little"))
-    return bytes(_exactly(link, data))
+    return _exactly(link, int.from_bytes(_exactly(link, 8), "little"))
 
 
-def _exactly(link: socket, data: bytearray) -> bytearray:
-    at, view = 0, memoryview(data)
-    while at < len(data):
-        count = link.recv_into(view[at:])
-        if not count:
+def _exactly(link: socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:  # once, unless a signal comes between or it is more than 2 GiB
+        more = link.recv(count - len(data), MSG_WAITALL)
+        if not more:
             raise EOFError
-        at += count
+        data = data + more if data else more
     return data
 
 

@@ -1,9 +1,11 @@
 """Clients in processes of their own: the same bytes for every number of them, and no silence where one ends."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -101,10 +103,39 @@ def test_what_a_worker_raises_is_raised_here() -> None:
     shared = {"b": np.zeros(()), "a": np.arange(3)}
     with Crew(2, work) as crew:
         with pytest.raises(DataError, match="x: holds NaN; clean it"):
-            crew.answers(shared, [({"number": n}, None) for n in range(5)])
-        answers = crew.answers(shared, [({"number": n}, None) for n in (5, 6, 7)])
+            list(crew.answers(shared, [({"number": n}, None) for n in range(5)]))
+        answers = list(crew.answers(shared, [({"number": n}, None) for n in (5, 6, 7)]))
     assert [facts["number"] for facts, _, _ in answers] == [5, 6, 7]
     assert all(list(tensors) == ["b", "a"] and data == b"whole" for _, tensors, data in answers)
+
+
+def test_an_answer_is_given_while_others_work(tmp_path) -> None:
+    read = tmp_path / "read"
+
+    def work(asked, shared, private):
+        end = time.monotonic() + 120
+        while asked["number"] and not read.exists():
+            if time.monotonic() > end:
+                raise DataError("number: nobody has read the first answer; give it at once")
+            time.sleep(0.01)
+        return asked, {}, b""
+
+    with Crew(2, work) as crew:
+        answers = crew.answers({}, (({"number": n}, None) for n in range(3)))
+        assert next(answers)[0] == {"number": 0}
+        read.touch()
+        assert [facts["number"] for facts, *_ in answers] == [1, 2]
+
+
+def test_a_crew_is_gone_though_its_answers_were_not_read() -> None:
+    def work(asked, shared, private):
+        return {"pid": os.getpid()}, {}, b"whole" * 1_000_000
+
+    with Crew(2, work) as crew:
+        answers = crew.answers({}, [({}, None)] * 4)
+        next(answers)
+    answers.close()
+    assert not multiprocessing.active_children()
 
 
 def test_what_all_share_is_read_once() -> None:
@@ -123,7 +154,7 @@ def test_a_worker_that_ends_is_told() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with Crew(2, work) as crew, pytest.raises(StateError, match="one of 2 workers ended"):
-        crew.answers({}, [({}, None)])
+        next(crew.answers({}, [({}, None)]))
 
 
 def test_wrong_numbers_are_refused_and_so_is_an_asynchronous_run() -> None:
