@@ -22,6 +22,8 @@ def test_light_devices_lose_nothing(command, tmp_path):
     assert found["down_mib"] >= 24 * 0.29, (
         "each update began with a global model, and every device left with the last one"
     )
+    assert 12 * 0.29 <= found["last_models_mib"] <= 12 * 0.31
+    assert 0.97 <= found["down_of_asked"] <= 2, "3 where everybody downloads each model"
     assert found["coordinator_ms_per_mib"] > 0
 
 

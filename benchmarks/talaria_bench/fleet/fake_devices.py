@@ -68,6 +68,8 @@ class Tally:
     """What all devices of a process did together, in bytes and messages."""
 
     down: int = 0
+    last: int = 0
+    """Of ``down``, the last models, which the devices leave with."""
     up: int = 0
     chunks: int = 0
     """Chunks of global models that came, whether new or not."""
@@ -215,6 +217,8 @@ class Light:
             self._part.finish()
             self._part.close()
         self._tally.models += 1
+        if action.version >= self._job.rounds:
+            self._tally.last += action.cut.size
         self._told("model", device=self.name, version=action.version, chunks=self._tally.chunks, count=action.cut.count)
         self._driver.inbox.put_nowait(e.ModelStored(time.monotonic(), action.cut.sha256))
 

@@ -251,7 +251,7 @@ class Load:
         warm = min(max(3, int(WARM_UP * self.rounds)), max(0, self.rounds - 2))
         tail = self._samples[warm:]
         received = size * self.asked * max(0, len(tail) - 1) / MIB
-        down, up = (sum(t[way] for t in self._tallies) / MIB for way in ("down", "up"))
+        down, last_models, up = (sum(t[way] for t in self._tallies) / MIB for way in ("down", "last", "up"))
         found: dict[str, Any] = {
             "devices": self.devices,
             "asked": self.asked,
@@ -265,6 +265,8 @@ class Load:
             "lost": ledger.lost,
             "twice": ledger.twice,
             "down_mib": round(down, 1),
+            "last_models_mib": round(last_models, 1),
+            "down_of_asked": round((down - last_models) / (due * self.model_mib), 3),
             "up_mib": round(up, 1),
             "sent_again": round(up * MIB / (size * due) - 1, 4),
             "dropped": sum(t["dropped"] for t in self._tallies),
