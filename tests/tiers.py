@@ -173,6 +173,7 @@ THOROUGH = (
     "tests/system/test_living.py::test_a_run_that_gates_refuse_is_called_off",
     "tests/system/test_load.py::test_a_body_survives_cuts",
     "tests/system/test_load.py::test_light_devices_add_up_what_nobody_sees",
+    "tests/system/test_lowest.py",
     "tests/system/test_node_device.py::test_a_secure_round_goes_on_without_it",
     "tests/system/test_node_device.py::test_it_augments",
     "tests/system/test_node_device.py::test_it_learns_to_the_byte_what_a_python_device_learns[fedavg-int8-amqtt",
