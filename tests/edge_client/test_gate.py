@@ -185,6 +185,18 @@ def test_a_bundle_waits_until_it_is_installed(tmp_path: Path) -> None:
     assert bundle.read_bytes() == b"one"
 
 
+def test_what_waits_is_gone_once_a_newer_one_was_deployed(tmp_path: Path) -> None:
+    """Where ``ask`` was taken back: it waited to replace what runs no more, and may do worse than what runs now."""
+    bundle = tmp_path / "model.talaria"
+    gate.deploy(tmp_path, b"one", bundle, "1" * 32)
+    gate.hold(tmp_path, b"two", "2" * 32, "better")
+    gate.deploy(tmp_path, b"three", bundle, "3" * 32)
+    assert gate.waiting(tmp_path) is None
+    with pytest.raises(StateError, match="no bundle waits"):
+        gate.install(tmp_path, bundle)
+    assert bundle.read_bytes() == b"three"
+
+
 @pytest.mark.parametrize(
     "ledger",
     [

@@ -118,15 +118,20 @@ def read(folder: Path) -> Deployed:
 
 def deploy(folder: Path, data: bytes, bundle: Path, model: str | None = None) -> Deployed:
     """Put the bundle ``data`` of the weights ``model`` in force, and at ``bundle`` for predictors. The one before it
-    stays for a rollback."""
-    digest = hashlib.sha256(data).hexdigest()[:32]
+    stays for a rollback, and what waited to be installed is gone: it was better than what ran until now."""
     with _alone(folder):
-        state = after_deploy(read(folder), digest, model)
-        path = _path(folder, digest)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensor_files.write(path, data)
-        _commit(folder, state)
-        _settle(folder, bundle)
+        _forget_waiting(folder)  # before, so that after a cut nothing waits that is older than what runs
+        return _deploy(folder, data, bundle, model)
+
+
+def _deploy(folder: Path, data: bytes, bundle: Path, model: str | None) -> Deployed:
+    digest = hashlib.sha256(data).hexdigest()[:32]
+    state = after_deploy(read(folder), digest, model)
+    path = _path(folder, digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensor_files.write(path, data)
+    _commit(folder, state)
+    _settle(folder, bundle)
     return state
 
 
@@ -178,17 +183,28 @@ def waiting(folder: Path) -> Waiting | None:
 def install(folder: Path, bundle: Path) -> Deployed:
     """Put what waits in force. Raises :class:`~talaria.errors.StateError` where nothing does, or it is damaged;
     nothing changes then."""
+    _require_waiting(folder)
+    with _alone(folder):
+        found = _require_waiting(folder)
+        data = tensor_files.read(folder / "waiting.talaria", "the next run makes another")
+        if hashlib.sha256(data).hexdigest()[:32] != found.digest:
+            raise StateError(f"state: {folder / 'waiting.talaria'} is not what was kept; the next run makes another")
+        state = _deploy(folder, data, bundle, found.model)
+        _forget_waiting(folder)
+    return state
+
+
+def _require_waiting(folder: Path) -> Waiting:
     found = waiting(folder)
     if found is None:
         raise StateError("gate: no bundle waits to be installed; the one in force is the newest")
-    data = tensor_files.read(folder / "waiting.talaria", "the next run makes another")
-    if hashlib.sha256(data).hexdigest()[:32] != found.digest:
-        raise StateError(f"state: {folder / 'waiting.talaria'} is not what was kept; the next run makes another")
-    state = deploy(folder, data, bundle, found.model)
+    return found
+
+
+def _forget_waiting(folder: Path) -> None:
     for name in (WAITING, "waiting.talaria"):
         with suppress(OSError):
             (folder / name).unlink()
-    return state
 
 
 def rollback(folder: Path, bundle: Path) -> Deployed:
