@@ -167,6 +167,25 @@ def test_a_device_that_lost_its_part_masks_nothing_more_in_that_round_and_takes_
     assert all(len(said) == 1 for said in masked.values())
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_device_that_dies_in_the_last_round_comes_back_to_a_run_that_is_over_and_finishes_it(keyed, step):
+    """Its word was heard then, and nobody says another."""
+    fleet = keyed(rounds=1, members=FOUR, privacy=replace(SECURE, step_s=1.0))
+
+    async def scenario():
+        async with fleet.running(*FOUR) as tasks:
+            await fleet.told_of("step", attempt=1, step=step)
+            await ended([tasks["dora"]])
+            await fleet.told_of("round-closed", round=1)
+            tasks["dora"] = asyncio.ensure_future(fleet.agent("dora").run())
+            await tasks["dora"]
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert fleet.counted() == {1: list(FOUR[:3])}
+    assert fleet.of("received", device="dora", outcome="late")
+    assert (fleet.folder / "dora" / "result.json").exists()
+
+
 @pytest.mark.parametrize("noise_by", FORMS)
 def test_a_budget_is_kept_told_and_ends_the_fleet(keyed, monkeypatch, noise_by):
     """Noise for four rounds, of a run that has five. Another start and an order to go on open no fifth."""

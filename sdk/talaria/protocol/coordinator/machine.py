@@ -417,8 +417,10 @@ class CoordinatorMachine:
     def _heard(self, t: Turn, device: str, message: m.Accept | m.Decline | m.Trouble) -> None:
         attempt = t.state.attempts.get(message.attempt)
         member = None if attempt is None else attempt.cohort.get(device)
-        if member is None or attempt is None:
-            raise IgnoredError(f"attempt {message.attempt} did not ask {device!r}")
+        if member is None or attempt is None or secure_rounds.is_over(attempt, member):
+            if isinstance(message, m.Accept):
+                secure_rounds.call_off(t, device, message.attempt)
+            raise IgnoredError(f"attempt {message.attempt} did not ask {device!r}, or is over for it")
         if isinstance(message, m.Accept | m.Decline) and calls.unconfirmed(t, device, member):
             uploads.drop(t, attempt, device, "called", "its device has forgotten this update")
         match message:

@@ -32,8 +32,9 @@ def heard(t: Turn, device: str, word: m.Word) -> None:
     """A part of a device's word. What was heard already is said to be heard."""
     attempt = t.state.attempts.get(word.attempt)
     member = None if attempt is None else attempt.cohort.get(device)
-    if attempt is None or member is None or not attempt.secure:
-        raise IgnoredError(f"attempt {word.attempt} did not ask {device!r} for a word")
+    if attempt is None or member is None or not attempt.secure or is_over(attempt, member):
+        call_off(t, device, word.attempt)
+        raise IgnoredError(f"attempt {word.attempt} did not ask {device!r} for a word, or is over for it")
     if word.step < member.step:
         t.say(device, m.Heard(attempt=word.attempt, step=word.step))
         return
@@ -43,6 +44,16 @@ def heard(t: Turn, device: str, word: m.Word) -> None:
     whole = gathered.take(word)
     if whole is not None:
         t.act(a.WordSaid(attempt.number, device, word.step, whole))
+
+
+def is_over(attempt: Attempt, member: Participant) -> bool:
+    """Whether nothing that this member of a secure round still says can be of use, as it was away when that ended."""
+    return bool(attempt.secure) and member.phase not in (*LIVE, "stored")
+
+
+def call_off(t: Turn, device: str, number: int) -> None:
+    """Tell a device that comes back to a round that is over: else it would wait there for what nobody says."""
+    t.say(device, m.Abort(attempt=number, reason="this round is over, or is not open to this device"))
 
 
 def kept(t: Turn, event: e.WordKept) -> None:

@@ -265,6 +265,8 @@ class DeviceMachine:
             case m.Trouble():
                 out.append(a.Told(message.reason))
             case m.Abort():
+                if state.saying is not None and state.saying.attempt == message.attempt:
+                    state.saying = None
                 if job is not None and job.attempt == message.attempt and job.phase != "done":
                     job.phase, job.outcome, job.reason = "done", "late", message.reason
                     out.extend((a.Save(), a.Cancel(job.attempt, message.reason)))
