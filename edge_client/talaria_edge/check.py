@@ -83,6 +83,8 @@ def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Op
         own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
         trouble = [] if own is None else [text for one in validities(own.tls) if (text := one.trouble(time.time()))]
         soon = [] if own is None else [text for one in validities(own.tls) if (text := one.warning(time.time()))]
+        if own is not None and config.username is None:
+            own.tls.context()  # raises where the files of the link are damaged, or do not fit each other
         if trouble:
             yield Finding("keys", "wrong", "; ".join(trouble))
         elif own is None:

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import socket
 
 import numpy as np
@@ -151,6 +152,12 @@ def test_a_fleet_is_looked_at_and_hears_nothing(keyed, tmp_path, command):
         named = looked(device="bundle = 'me.talaria'\nlabels = ['rest', 'walk']")
         assert "labels=2 names are not for the 3 classes" in wrong(named)["labels"]
         assert "'bela'" in wrong(looked(own="bela"))["keys"]
+        mixed = shutil.copytree(fleet.folder / "id-mallory", fleet.folder / "id-mixed")
+        for file, says in [("tls.key", "KEY_VALUES_MISMATCH"), ("tls.crt", "the certificate of 'bela', for whom")]:
+            shutil.copy(fleet.folder / "id-bela" / file, mixed)
+            assert says in wrong(looked(own="mixed"))["keys"]
+        (mixed / "tls.crt").write_bytes(b"")
+        assert "cannot load" in wrong(looked(own="mixed"))["keys"]
         assert "another" in wrong(looked(name="other"))["keys"] or "other" in wrong(looked(name="other"))["keys"]
         plain = looked(broker=fleet.url.replace("mqtts", "mqtt"), more="")
         assert "broker" in wrong(plain)

@@ -9,7 +9,7 @@ from typing import Any
 
 from talaria import time
 from talaria.errors import ConfigError, TransportError
-from talaria.identity.credentials import Credentials, password_in
+from talaria.identity.credentials import Credentials, name_in, password_in
 from talaria.wire import broker_url
 from talaria.wire.broker_url import Address
 from talaria.wire.mqtt import Mqtt, Transport, Will
@@ -45,6 +45,12 @@ def credentials_of(folder: Path, fleet: str, device: str) -> Credentials:
         raise ConfigError(
             f"identity: {folder} belongs to device {own.device!r} of fleet {own.fleet!r}, not to {device!r} of "
             f"{fleet!r}; give each device its own folder"
+        )
+    named = name_in(own.tls.cert)
+    if named not in (None, device):
+        raise ConfigError(
+            f"identity: {own.tls.cert} is the certificate of {named!r}, for whom the broker would take {device!r}; "
+            "bring this device's own back, or join the fleet again"
         )
     return own
 

@@ -174,6 +174,18 @@ def load_signer(path: Path) -> Signer:
     return Signer(key)
 
 
+def name_in(certificate: Path | None) -> str | None:
+    """Whom a certificate (PEM) is for; None where the file holds none, which opening the link tells."""
+    from cryptography import x509
+
+    try:
+        found = x509.load_pem_x509_certificate(b"" if certificate is None else read(certificate, ""))
+        (name,) = found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    except (ConfigError, ValueError, x509.InvalidVersion):
+        return None
+    return str(name.value)
+
+
 def write_pair(stem: Path, key: bytes, certificate: bytes) -> None:
     """Replace ``stem.key`` and ``stem.crt`` together: where it is cut off, :func:`settle_pair` makes them fit again."""
     settle_pair(stem)
