@@ -272,6 +272,15 @@ def _followed_sizes(tracer: Tracer) -> Iterator[None]:
     ]
     put += [(Tensor, name, followed(getattr(Tensor, name), "call_method", name)) for name in ("expand", "repeat")]
     put.append((Tensor, "new", followed(Tensor.new, "call_function", makers["empty"], 1)))
+    plain = Module.__setattr__
+
+    def keeps(self: Module, name: str, value: Any) -> None:
+        if isinstance(value, fx.Proxy) and (name in self._buffers or name in self._parameters):
+            layer = f"{tracer.path_of_module(self)}.{name}".lstrip(".")
+            raise refused(layer, "is given another value by the pass", "leave it as it is")
+        plain(self, name, value)
+
+    put.append((Module, "__setattr__", keeps))
     with ExitStack() as others:
         for owner, name, one in put:
             others.enter_context(_in_place_of(owner, name, one))

@@ -311,6 +311,24 @@ def test_what_is_changed_in_place_and_read_again_is_refused():
         build(zoo.keep(Both(), nets.LINE, 4))
 
 
+class Counting(nn.Module):
+    """Gives a buffer of its own a new value in each pass, and goes on with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.flatten, self.head = first(), nn.Flatten(), nn.Linear(36, 4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen = self.seen * 0.9 + 0.1
+        return self.head(self.flatten(self.first(x) - self.seen))
+
+
+def test_a_buffer_that_the_pass_gives_another_value_is_refused():
+    with pytest.raises(ModelError, match="'seen' is given another value by the pass; leave it as it is"):
+        build(zoo.keep(Counting(), nets.LINE, 4))
+
+
 class Over(nn.Module):
     """Goes along a dimension of a sequence that stands before the batch, as torch's layers read it."""
 
