@@ -65,7 +65,7 @@ def has_torch() -> bool:
         return False
 
 
-def make(what: str, kind: Callable[..., Any], *given: Any, **options: Any) -> Any:
+def make(what: str, kind: Callable[..., Any], /, *given: Any, **options: Any) -> Any:
     """``kind(*given, **options)``; what somebody else's code raises there is a :class:`ConfigError` that says so."""
     try:
         return kind(*given, **options)

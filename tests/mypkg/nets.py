@@ -255,3 +255,8 @@ def angry(input_shape, classes):
 
 
 MADE = nn.Linear(4, 3)
+
+
+def worded(input_shape, classes, kind="wide", what=8):
+    """Two linear layers, by options whose names are words that Talaria uses itself."""
+    return plain(input_shape, classes, width=what if kind == "wide" else 2)

@@ -39,6 +39,12 @@ def test_a_network_of_somebody_elses_is_built_as_the_zoos_are() -> None:
     assert hash(PLAIN) == hash(ModelSpec.from_json(PLAIN.to_json()))
 
 
+def test_options_may_be_called_as_talaria_calls_things_itself() -> None:
+    spec = ModelSpec("mypkg.nets:worded", (4,), 3, options={"kind": "wide", "what": 6})
+    assert zoo.build(spec)[0].out_features == 6  # type: ignore[index]
+    assert load("mypkg.sets:called", name="mine", kind="far", what=3).name == "mine-far"
+
+
 def test_its_head_is_found_or_named() -> None:
     assert zoo.head(PLAIN) == "2"
     assert zoo.head(ModelSpec("mypkg.nets:Recurrent", (6, 20), 3)) == "answer"

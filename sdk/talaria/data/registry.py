@@ -30,7 +30,7 @@ GROUP = plugins.Group(
 """How datasets are found by name: Talaria's own, entry points, ``module:function``."""
 
 
-def load(name: str, **options: Any) -> Federated:
+def load(name: str, /, **options: Any) -> Federated:
     """The dataset called ``name``, under that dataset's own options: one of :data:`NAMES`, the name of an entry point,
     or ``module:function``, which returns a :class:`Federated`.
 
