@@ -73,6 +73,21 @@ def test_a_network_that_ends_in_a_softmax_is_told_of() -> None:
         talaria.simulate("fedper", load("mypkg.sets:rings"), shares, rounds=1)
 
 
+def test_a_network_that_says_itself_what_is_frozen_is_told_who_says_so() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    net[0].requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"requires_grad=False of 0.weight, 0.bias is not looked at.*\(freeze=0\)"):
+        talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=1)
+
+
+def test_layers_without_weights_before_a_call_are_refused() -> None:
+    net = nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.Linear(6, 3))
+    with pytest.raises(ModelError, match=r"0 is a LazyLinear.*make it a Linear with its sizes, or call the model once"):
+        talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=1)
+    net(torch.zeros(2, 4))
+    talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=1)
+
+
 class TwoNames(nn.Module):
     """Its first layer stands in a Sequential too, and the pass takes one way or the other, or both."""
 

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
-from talaria.errors import ModelError
+from talaria.errors import ModelError, some_of
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
 
@@ -21,7 +22,7 @@ ROUNDING = 1e-5
 def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
     """Raise :class:`ModelError`, beginning with ``what``, unless ``module`` maps ``example`` (N, ...) to one tensor
     (N, outputs), or (N, steps, outputs). ``module`` stays as it is. Warns of answers that are shares already: a loss
-    and a predictor take a softmax of them."""
+    and a predictor take a softmax of them; and of frozen parameters: algorithm and recipe say what learns."""
     shape = tuple(example.shape[1:])
     with _asked(module) as twin:
         try:
@@ -52,6 +53,13 @@ def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
             "Linear layer",
             stacklevel=2,
         )
+    if still := [name for name, one in module.named_parameters() if not one.requires_grad]:
+        layer = still[0].rpartition(".")[0] or still[0]
+        warnings.warn(
+            f"{what}: requires_grad=False of {some_of(still, 4)} is not looked at, for algorithm and recipe say what "
+            f"learns; to keep a layer as it is, freeze it in the recipe (freeze={layer})",
+            stacklevel=2,
+        )
 
 
 def require_form(module: Module, example: Tensor, form: Sequence[str], what: str) -> None:
@@ -69,8 +77,14 @@ def require_form(module: Module, example: Tensor, form: Sequence[str], what: str
 
 def require_own_weights(module: Module, what: str) -> None:
     """Raise :class:`ModelError`, beginning with ``what``, where a hook makes a layer's weights anew before each call:
-    such a module cannot be copied."""
+    such a module cannot be copied; and where a layer has no weights before it is called."""
     for name, one in module.named_modules():
+        if any(map(is_lazy, one.parameters(recurse=False))):
+            kind = type(one).__name__
+            raise ModelError(
+                f"{what}: {name or 'it'} is a {kind}, whose weights have no shape before it is called; make it a "
+                f"{kind.removeprefix('Lazy')} with its sizes, or call the model once on an example"
+            )
         kinds = {type(hook).__name__ for hook in one._forward_pre_hooks.values()}
         if found := kinds & {"WeightNorm", "SpectralNorm"}:
             new = "weight_norm" if "WeightNorm" in found else "spectral_norm"
