@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from mypkg.mine import FedHalf, First
 
+import talaria as sdk
 from talaria import algorithms, plugins
 from talaria.aggregate import registry
 from talaria.algorithms.fedprox import FedProx
@@ -23,8 +25,8 @@ from talaria.federated.run import Member, Run
 from talaria.model.spec import ModelSpec
 from talaria.options import taken_apart
 from talaria.simulation.run import simulate
-from talaria.tensors import equal
-from talaria.types import Recipe, Samples
+from talaria.tensors import Tensors, equal
+from talaria.types import Recipe, Samples, Task, Update
 from talaria.valid import options_of
 
 SPEC = ModelSpec("mlp", (4,), 3)
@@ -78,6 +80,67 @@ def installed(folder: Path, value: str = "mypkg.mine:FedHalf", name: str = "mypk
 
 
 # -- algorithms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slip(FedHalf):
+    """Gives ``fit`` in another form, or ``personal``."""
+
+    what: str = "pair"
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> Any:
+        update, after = super().fit(task, shared, private)
+        own: Any = {"seen": [1, 2], "words": np.array(["a"]), "module": torch.zeros(2)}.get(self.what)
+        return update if self.what == "pair" else (update, after if own is None else {**after, self.what: own})
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Any:
+        return {**shared, **private} if self.what == "model" else super().personal(task, shared, private)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("pair", "fit gave a Update; it must give an update and a dict"),
+        ("seen", "fit gave a list as private 'seen'; make it a numpy array of numbers"),
+        ("words", "fit gave <U1 .1,. as private 'words'; make it a numpy array of numbers"),
+        ("module", "fit gave a Tensor as private 'module'; make it a numpy array of numbers"),
+        ("model", "personal gave a dict; it must give a model, such as served"),
+    ],
+)
+def test_what_an_algorithm_gives_in_another_form_is_named(what: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"algorithm '.*Slip': {said}"):
+        sdk.simulate(Slip(what=what), "mypkg.sets:rings", "mypkg.nets:plain", rounds=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strays(First):
+    """Gives the shared state in another form."""
+
+    how: str = "none"
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> Any:
+        after, state = super().apply(shared, state, updates)
+        forms: dict[str, Any] = {
+            "none": None,
+            "lost": ({}, state),
+            "wide": ({k: v.astype(np.float64) for k, v in after.items()}, state),
+            "short": ({k: v[:-1] for k, v in after.items()}, state),
+        }
+        return forms[self.how]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("none", "gave a NoneType; it must give the shared arrays and its own state"),
+        ("lost", "gave a NoneType as '0.weight'; it must stay float32 .8, 4."),
+        ("wide", "gave float64 .8, 4. as '0.weight'; it must stay float32 .8, 4."),
+        ("short", "gave float32 .7, 4. as '0.weight'; it must stay float32 .8, 4."),
+    ],
+)
+def test_what_a_server_rule_gives_in_another_form_is_named(how: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"aggregator Strays: apply {said}"):
+        sdk.simulate("fedavg", "mypkg.sets:rings", "mypkg.nets:plain", rounds=1, aggregator=Strays(how=how))
 
 
 def test_an_algorithm_of_somebody_elses_learns_by_its_name() -> None:

@@ -31,6 +31,11 @@ class Client:
     """Inputs float32 (N, ...) that nobody has labelled: BatchNorm is calibrated on them beside those of ``train``."""
 
     def __post_init__(self) -> None:
+        for name in ("train", "val", "test"):
+            if not isinstance(part := getattr(self, name), Samples):
+                raise DataError(
+                    f"client: {name} is a {type(part).__name__}; give Samples, of none where there are none"
+                )
         for name in ("train", "test"):
             if len(getattr(self, name)) == 0:
                 raise DataError(f"client: {name} holds no sample; give at least one")

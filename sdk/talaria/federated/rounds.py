@@ -20,7 +20,7 @@ from talaria.aggregate.validation import lost
 from talaria.aggregate.wrappers import chain, innermost
 from talaria.algorithms.base import Algorithm
 from talaria.errors import AggregationError, ConfigError
-from talaria.federated import plan_compat, targets
+from talaria.federated import handed_back, plan_compat, targets
 from talaria.federated.blueprint import Blueprint
 from talaria.federated.kit import Kit
 from talaria.federated.run import Member, Run
@@ -212,7 +212,7 @@ def participate(
     """
     task, compact, own = _enter(run, member, shared, private, round)
     task = task.but(recipe=task.recipe.at(round, run.rounds))
-    update, after = algorithm_of(run).fit(task, compact, own)
+    update, after = handed_back.fitted(run.algorithm, algorithm_of(run).fit(task, compact, own))
     if (name := lost(own, after)) is not None:
         raise ConfigError(
             f"private state of {member.client!r}: tensor {name!r} holds NaN or infinity, and would never leave it; "
@@ -243,7 +243,9 @@ def close(
     coarsely, what comes back is what travels; the state keeps the rest.
     """
     left = under(state, download.PREFIX)
-    after, state = rule_of(run, aggregator).apply(shared, without(state, download.PREFIX), _in_order(updates))
+    rule = rule_of(run, aggregator)
+    found = rule.apply(shared, without(state, download.PREFIX), _in_order(updates))
+    after, state = handed_back.folded(rule, without(shared, masks.PREFIX), found)
     return download.settled(after, left, state, run.download)
 
 
@@ -281,7 +283,7 @@ def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | No
     """The personal model, physically small, in eval mode: evaluated, exported and run on the device. Of a device that
     has a kit it is :class:`~talaria.model.weights.Served`, else a torch module."""
     task, compact, own = _enter(run, member, shared, private, run.rounds if round is None else round)
-    model = algorithm_of(run).personal(task, compact, own)
+    model = handed_back.personal(run.algorithm, algorithm_of(run).personal(task, compact, own))
     if member.device != "cpu" and not isinstance(model, Weights | Served):
         model = model.to(member.device)  # what an algorithm adds to its network is made on the CPU
     scale = targets.scale_of(run, member, private)

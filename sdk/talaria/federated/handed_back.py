@@ -1,0 +1,55 @@
+"""What the code of an algorithm or a server rule gives back, which may be another package's: what is not of the form
+that :mod:`talaria.algorithms.base` and :mod:`talaria.aggregate.base` have is named where it is given."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from talaria.aggregate.base import Aggregator
+from talaria.errors import ConfigError
+from talaria.foreign import shown
+from talaria.model.weights import Model, Served, Weights
+from talaria.tensors import Tensors
+from talaria.types import Update
+
+
+def fitted(algorithm: str, found: object) -> tuple[Update, Tensors]:
+    """The update and the private state that ``fit`` gave. Raises :class:`ConfigError` for anything else."""
+    what = f"algorithm {shown(algorithm)}: fit gave"
+    update, private = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(update, Update) or not isinstance(private, dict):
+        raise ConfigError(f"{what} {_kind(found)}; it must give an update and a dict of private arrays")
+    for name, value in private.items():
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+            raise ConfigError(f"{what} {_kind(value)} as private {name!r}; make it a numpy array of numbers")
+    return update, private
+
+
+def personal(algorithm: str, found: object) -> Model:
+    """The model that ``personal`` gave. Raises :class:`ConfigError` for anything else."""
+    if not isinstance(found, Weights | Served) and not hasattr(found, "state_dict"):
+        what = f"algorithm {shown(algorithm)}: personal gave {_kind(found)}"
+        raise ConfigError(f"{what}; it must give a model, such as served(task, state)")
+    return cast(Model, found)
+
+
+def folded(rule: Aggregator, before: Tensors, found: object) -> tuple[Tensors, Tensors]:
+    """The shared state and the server's that ``apply`` gave. Raises :class:`ConfigError` for anything else, and where
+    an array of ``before`` is missing or has another form."""
+    what = f"aggregator {type(rule).__name__}: apply gave"
+    after, state = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(after, dict) or not isinstance(state, dict):
+        raise ConfigError(f"{what} {_kind(found)}; it must give the shared arrays and its own state, two dicts")
+    for name, value in before.items():
+        new = after.get(name)
+        if not isinstance(new, np.ndarray) or (new.dtype, new.shape) != (value.dtype, value.shape):
+            raise ConfigError(f"{what} {_kind(new)} as {name!r}; it must stay {_kind(value)}")
+    return after, state
+
+
+def _kind(found: object) -> str:
+    if isinstance(found, tuple):
+        return f"({', '.join(type(one).__name__ for one in found)})"
+    return f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else f"a {type(found).__name__}"
