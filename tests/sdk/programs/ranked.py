@@ -33,6 +33,10 @@ class Ranked(nn.Module):
             return torch.cumsum(x, dim=2).amax(2) + x.transpose(1, 2).cumsum(1).mean(1) * x[:, 0].cumsum(-1).mean(
                 1, keepdim=True
             )
+        if self.how == "sums alone":  # so that a mask takes channels
+            return x.cumsum(2).amax(2)
+        if self.how == "deviation":
+            return x.std(2)
         if self.how == "scattered":
             gate = x.mean(2)
             values, places = gate.topk(2, dim=-1)
@@ -41,6 +45,23 @@ class Ranked(nn.Module):
         gate = x.mean(2)  # which experts are asked
         least = gate.topk(2, 1)[0][:, 1:]
         return torch.softmax(gate.masked_fill(gate < least, -1e9), 1) * x.amax(2)
+
+
+class Graph(nn.Module):
+    """Convolutions over a graph: features of each node, mixed by how near nodes are."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.one, self.two, self.head, self.how = nn.Linear(3, 8), nn.Linear(8, 6), nn.Linear(6, 4), how
+        self.register_buffer("near", torch.softmax(torch.randn(12, 12), 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(1, 2)
+        if self.how == "named":
+            x = torch.relu(torch.einsum("nm,bmc->bnc", self.near, self.one(x)))
+        else:
+            x = torch.relu(self.near @ self.one(x))
+        return self.head(torch.relu(self.two(self.near @ x)).mean(1))
 
 
 class TimeDistributed(nn.Module):
@@ -78,7 +99,8 @@ class Merged(nn.Module):
 NETS = {
     **{
         how: (LINE, lambda how=how: Ranked(how))
-        for how in ("k-max", "topk", "sort", "median", "ties", "sums", "experts", "scattered")
+        for how in ("k-max", "topk", "sort", "median", "ties", "sums", "sums alone", "experts", "scattered")
     },
+    **{f"graph, {how}": (LINE, lambda how=how: Graph(how)) for how in ("product", "named")},
     **{f"merged, {how}": (LINE, lambda how=how: Merged(how)) for how in ("gru", "flatten", "sizes")},
 }

@@ -128,6 +128,15 @@ def test_it_is_differentiated_twice(name):
     assert differentiate.curved(zoo.keep(net, shape, 4))
 
 
+def test_of_values_that_are_all_the_same_a_deviation_learns_nothing():
+    """Their mean may round: what is then off it is no direction to learn in."""
+    torch.manual_seed(0)
+    net = networks("ranked").Ranked("deviation")
+    program, weights, flat = Program(build(zoo.keep(net, (3, 12), 4))), state_of(net), np.zeros((6, 3, 12), np.float32)
+    state, _, _ = program.step(weights, program.momentum(weights), flat, np.arange(6) % 4, lr=0.5)
+    assert np.array_equal(state["conv.bias"], weights["conv.bias"])
+
+
 def test_what_is_cut_off_is_not_differentiated_twice():
     shape, net = made("bounds, quantized")
     with pytest.raises(ModelError, match="'detach' lets nothing be learned of a map"):

@@ -181,7 +181,7 @@ def late(x):
         (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, -1, 1))), "a mask may narrow; .* cut nothing"),
         (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, 0, 0, 1, 0))), "none for the batch"),
         (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
-        (lambda: Odd(lambda x: 2**x), "takes the power Map"),
+        (lambda: Odd(lambda x: 2**x), "takes a map as an exponent; write 2 .. x as torch.exp"),
         (lambda: Odd(lambda x: x**0), "takes the power 0; take a map"),
         (
             lambda: Owning(lambda x, w: x * torch.maximum(w[0], torch.tensor(0.5))),

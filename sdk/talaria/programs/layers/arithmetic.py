@@ -71,6 +71,8 @@ def raised(step: Step, layer: str, x: Any, exponent: Any) -> tuple[Map, Pullback
     """x to a power that is a number or a parameter."""
     if isinstance(x, Map) and isinstance(exponent, Weight):
         return joined(step, layer, "Pow", x, exponent)
+    if isinstance(exponent, Map):
+        raise refused(layer, "takes a map as an exponent", "write 2 ** x as torch.exp(x * math.log(2))")
     if not isinstance(x, Map) or isinstance(exponent, bool) or not isinstance(exponent, int | float) or exponent == 0:
         raise refused(layer, f"takes the power {exponent!r}"[:80], "take a map to the power of a number other than 0")
     return rule_of(to_the(float(exponent)))(step, layer, Identity(), [x])

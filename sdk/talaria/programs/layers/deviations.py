@@ -31,6 +31,8 @@ def _spread(
     if count < 1:
         raise refused(layer, f"takes the deviation of {many} values", "take it of more, or with unbiased=False")
     full, share = opened(step, x.value, x), draft.constant(1 / count)
+    if rooted:  # begun at one of the values: the mean of equal ones may round, which the root would make much of
+        full = draft.op("Sub", full, draft.op("ReduceMax", full, draft.ints(*gone), keepdims=1))
     off = draft.op("Sub", full, draft.mean(full, *gone, keep=True))
     y = draft.op("Mul", draft.sum(draft.op("Mul", off, off), *gone, keep=keepdim), share)
     y, rate = root(draft, y) if rooted else (y, draft.constant(2.0))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from talaria.errors import ModelError
-from talaria.programs.graph import Draft
+from talaria.programs.graph import Draft, Size
 from talaria.programs.layers.base import Map, Pullback, Step, refused
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
@@ -17,20 +17,23 @@ def einsum(step: Step, layer: str, equation: str, *given: Map | Weight) -> tuple
     """Of two maps, or of a map and what is the same for each sample, in either order."""
     left, _, out = equation.replace(" ", "").partition("->")
     (one, other), (a, b) = pair = _pair(layer, equation, left.split(","), given)
-    known = _sizes(step, layer, equation, pair)
+    wide = _sizes(step, layer, equation, pair)
+    known = {name: size for name, size in wide.items() if isinstance(size, int)}
     batch, theirs = one[0], other[1:] if isinstance(b, Map) else other
     kept = [name for name in one[1:] if name in theirs and name in out]
     met = [name for name in one[1:] if name in theirs and name not in out]
     rows, columns = [n for n in one[1:] if n not in theirs], [n for n in theirs if n not in one]
     if out[:1] != batch or sorted(out) != sorted([batch, *kept, *rows, *columns]) or batch in theirs:
         raise _refused(layer, equation)
+    if len(known) < len(wide) and not len(rows) == len(met) == len(columns) == 1:
+        raise _refused(layer, equation)  # only one dimension beside another keeps the width that a mask leaves
     draft, lead = step.draft, [batch, *kept]
     first = _Form(draft, known, one, lead, rows, met)
     second = _Form(draft, known, other, lead if isinstance(b, Map) else kept, met, columns)
     last = _Form(draft, known, out, lead, rows, columns)
     x = first.matrices(opened(step, a.value, a))
     w = second.matrices(opened(step, b.value, b) if isinstance(b, Map) else b.value(step))
-    y = shaped(step, layer, [known[name] for name in out[1:]])
+    y = shaped(step, layer, [wide[name] for name in out[1:]])
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         slope = last.matrices(opened(step, g, y))
@@ -94,17 +97,16 @@ def _pair(
 
 def _sizes(
     step: Step, layer: str, equation: str, pair: tuple[tuple[str, str], tuple[Map, Map | Weight]]
-) -> dict[str, int]:
+) -> dict[str, Size]:
     """The size of each name but the batch's."""
-    found = dict[str, int]()
+    found = dict[str, Size]()
     for names, x in zip(*pair, strict=True):
         wide = [step.held(one) for one in sizes(x)] if isinstance(x, Map) else list(x.shape)
         own = names[1:] if isinstance(x, Map) else names
         if len(own) != len(wide) or (isinstance(x, Map) and names[0] != pair[0][0][0]):
             raise _refused(layer, equation)
-        for name, size in zip(own, wide, strict=True):
-            if not isinstance(size, int) or found.setdefault(name, size) != size:
-                raise _refused(layer, equation)
+        if any(found.setdefault(name, size) != size for name, size in zip(own, wide, strict=True)):
+            raise _refused(layer, equation)
     return found
 
 
