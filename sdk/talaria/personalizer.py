@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from talaria.federated import targets
 from talaria.federated.plan_compat import recipe_under
 from talaria.foreign import shown
 from talaria.model import adapters, answers, prunability, pruning, several, split, tokens, zoo
+from talaria.model.cloning import clone
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import Split
@@ -194,7 +194,7 @@ class Personalizer:
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:
             raise DataError(f"val: inputs of shape {held.x.shape[1:]}, train has {train.x.shape[1:]}")
         read = {"train's samples": train.x, "val's samples": held.x}
-        given = None if self._given is None else zoo.own(deepcopy(self._given), tensor_of(train.x[:2]))
+        given = None if self._given is None else zoo.own(clone(self._given), tensor_of(train.x[:2]))
         if given is not None:
             tokens.require_known(given, read)
             if self._unplanned and self._plan is None:
@@ -212,13 +212,13 @@ class Personalizer:
         )  # fmt: skip
         state = state_of(model)
         only = None if len(chosen.trained) == 3 else parts.of(*chosen.trained)
-        dense, twin = deepcopy(model), None
+        dense, twin = clone(model), None
         if chosen.widths:
             first = max(1, epochs // 3)
             rest = recipe.but(epochs=max(0, epochs - first))
             state = _trained(task.but(recipe=recipe.but(epochs=first)), state, only, "dense")
             if self._spec is not None and self._by_worth:
-                learned = load(deepcopy(model), state)
+                learned = load(clone(model), state)
                 some = recipe.but(epochs=1, most_steps=SCORED, augment="none")
                 batches = loop.feed(task, some, train, "worth")
                 chosen = measured.weighed(self._spec, self.budget, chosen, learned, batches, profile=self._profile)
@@ -431,7 +431,7 @@ def _answers(model: Module, x: Array, task: str) -> int:
     form = tasks.of(task).answer
     try:
         with torch.no_grad():
-            answer = deepcopy(model).eval()(tensor_of(x))
+            answer = clone(model).eval()(tensor_of(x))
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -311,7 +310,9 @@ def _run(model: Model, x: Array) -> Array:
         return model.predict(x)
     import torch
 
-    own = copy.deepcopy(model).cpu().eval()
+    from talaria.model.cloning import clone
+
+    own = clone(model).cpu().eval()
     with torch.no_grad():
         parts = [own(part) for part in torch.split(torch.from_numpy(x), 256)]
     return np.asarray(torch.cat(parts).numpy(), dtype=np.float32)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.errors import ConfigError, DataError, ModelError
+from talaria.model.cloning import clone
 from talaria.model.merging import merge
 from talaria_export.bundle.preprocess import Preprocessing
 from talaria_export.convert.names import INPUT, OUTPUT
@@ -94,7 +95,7 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
             f"example: need a float32 batch (N, ...), got {example.dtype} of shape {tuple(example.shape)}; "
             "add the batch dimension with x[None]"
         )
-    own = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+    own = clone(model).cpu().eval().requires_grad_(False)
     if not keep_adapters:
         own = _merged(own)
     batch = example.detach().cpu()[:2]

@@ -13,7 +13,6 @@ step is better. Proxy data and model are resources of the server and never trave
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from math import cos, pi
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from talaria.aggregate.adversarial import Attack, Normalization, adversarial
 from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model import masks
+from talaria.model.cloning import clone
 from talaria.seeds import generator
 from talaria.tensors import Array, Tensors
 from talaria.types import Samples, Update
@@ -118,7 +118,7 @@ class Distilled:
         from talaria.model.state import array_of
 
         learn, judge = self._divided()
-        module = deepcopy(self.model).eval()
+        module = clone(self.model).eval()
         inputs, labels = _beside(module, learn.x), _beside(module, learn.y)
         _loaded(module, mean, inputs)
         wise = [{k: _beside(module, v) for k, v in teacher.items()} for teacher in teachers]
@@ -166,7 +166,7 @@ class Distilled:
         from talaria.model.state import load, state_of
 
         learn, _ = self._divided()
-        module, mask = deepcopy(self.model).eval(), update.mask
+        module, mask = clone(self.model).eval(), update.mask
         values = {k: v.astype(shared[k].dtype) for k, v in update.tensors.items()}
         if update.kind == "delta":
             began = masks.gathered(shared, values, mask)
@@ -209,7 +209,7 @@ def _classes(model: Module, x: Array) -> int:
     import torch
 
     with torch.no_grad():
-        return int(deepcopy(model).eval()(_beside(model, x)).shape[1])
+        return int(clone(model).eval()(_beside(model, x)).shape[1])
 
 
 def _loaded(module: Module, mean: Tensors, x: Tensor) -> None:

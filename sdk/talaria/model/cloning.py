@@ -6,6 +6,7 @@ import copy
 from collections import OrderedDict
 from typing import Any
 
+from torch import Tensor
 from torch.nn import Module
 
 _SAME = (str, bytes, int, float, bool, type(None))
@@ -37,7 +38,18 @@ def _copied(name: str, value: Any, memo: dict[int, Any]) -> Any:
         return value
     if type(value) in _HOLDERS and not value:
         return type(value)()
+    _cut(value, memo)
     return copy.deepcopy(value, memo)
+
+
+def _cut(value: Any, memo: dict[int, Any]) -> None:
+    """Have what a pass left in a module to be looked at (``self.attention = share``) copied without what it was made
+    of, which deepcopy refuses."""
+    if isinstance(value, Tensor) and value.grad_fn is not None and id(value) not in memo:
+        memo[id(value)] = value.detach().clone()
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            _cut(one, memo)
 
 
 def _plain(kind: type[Module]) -> bool:

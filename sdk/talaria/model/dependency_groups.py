@@ -8,7 +8,6 @@ computing.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from talaria.model import attention, recurrent
+from talaria.model.cloning import clone
 from talaria.model.inside import Inside, matrices
 from talaria.model.masks import Axis, ChannelLayout
 from talaria.model.packing import unpacked
@@ -92,7 +92,7 @@ def _of_groups(layer: Module) -> TypeGuard[nn.GroupNorm]:
 
 def trace(model: Module, example: Tensor) -> Coupling:
     """The coupled positions of ``model`` on an input like ``example`` (batch, ...). ``model`` stays untouched."""
-    twin = copy.deepcopy(model).eval()  # building leaves its model in eval mode and needs gradients everywhere
+    twin = clone(model).eval()  # building leaves its model in eval mode and needs gradients everywhere
     for parameter in twin.parameters():
         parameter.requires_grad_(True)
     for layer in twin.modules():

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
@@ -181,14 +180,15 @@ def keep(module: Module, input_shape: Sequence[int], classes: int, head: str | N
     from torch.nn import Module
 
     from talaria.model import answers, several
+    from talaria.model.cloning import clone
 
     if not isinstance(module, Module):
         raise ConfigError(f"model: {shown(module)} must be a torch module")
     answers.require_own_weights(module, "model")
     several.require_one(module, "model")
-    own = deepcopy(module)
+    own = clone(module)
     name = f"{type(module).__module__}:{type(module).__qualname__}"
-    kept = GROUP.keep(name, _Entry(lambda shape, answers: deepcopy(own), None))
+    kept = GROUP.keep(name, _Entry(lambda shape, answers: clone(own), None))
     spec = ModelSpec(kept, tuple(input_shape), classes, head=head)
     split(spec, build(spec))
     return spec

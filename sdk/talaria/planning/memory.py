@@ -6,7 +6,6 @@ allocation and release is seen. Scratch space inside kernels is not.
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Collection
 from typing import Any
@@ -17,6 +16,8 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from talaria.model.cloning import clone
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -56,7 +57,7 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def running(model: Module, input_shape: tuple[int, ...], batch: int = 1) -> int:
     """Peak bytes of one inference: weights, input and the activations alive at once."""
-    module = copy.deepcopy(model).to("meta").requires_grad_(False).eval()
+    module = clone(model).to("meta").requires_grad_(False).eval()
 
     def run() -> None:
         with torch.no_grad():
@@ -72,7 +73,7 @@ def training(
     its modules' present modes: weights, gradients, momentum, saved activations."""
     needs = [p.requires_grad for p in model.parameters()]
     modes = [m.training for m in model.modules()]
-    module = copy.deepcopy(model).to("meta")
+    module = clone(model).to("meta")
     for parameter, need in zip(module.parameters(), needs, strict=True):
         parameter.requires_grad_(need)
     for part, mode in zip(module.modules(), modes, strict=True):

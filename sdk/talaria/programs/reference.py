@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from itertools import cycle
 from typing import Any, cast
@@ -16,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from talaria.errors import ModelError
 from talaria.model import attention, recurrent
+from talaria.model.cloning import clone
 from talaria.model.state import load, state_of, to_arrays
 from talaria.model.twice import TwiceDifferentiable
 from talaria.programs.tangent import along
@@ -107,7 +107,7 @@ def _given(
     module: Module, only: Collection[str] | None, feed: Mapping[str, Array], dtype: torch.dtype
 ) -> tuple[Module, dict[str, Tensor]]:
     """A copy of ``module`` in ``dtype`` with the weights of ``feed`` and its draws for dropout, and what is trained."""
-    own = deepcopy(module).to(dtype)
+    own = clone(module).to(dtype)
     before = state_of(own)
     load(own, {key: feed.get(f"weight/{key}", value) for key, value in before.items()})
     trained = loop.freeze_but(own, only)

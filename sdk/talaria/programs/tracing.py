@@ -59,7 +59,7 @@ class Tracer(fx.Tracer):
             rnn.pad_packed_sequence: self._padded,
             Variable: lambda x, *_, **named: x,  # which is a tensor's old name
         }
-        with _ALONE, _followed_sizes(self), replaced(root, others):
+        with _ALONE, _followed_sizes(self), replaced(root, others), _as_it_was(root):
             graph = super().trace(root, concrete_args)
         require_seen(graph, self.changed)
         for node in reversed(graph.nodes):
@@ -285,6 +285,18 @@ def _followed_sizes(tracer: Tracer) -> Iterator[None]:
         for owner, name, one in put:
             others.enter_context(_in_place_of(owner, name, one))
         yield
+
+
+@contextmanager
+def _as_it_was(root: Module) -> Iterator[None]:
+    """Afterwards no module has what its pass kept there to be looked at (``self.attention = share``)."""
+    own = [(vars(module), dict(vars(module))) for module in root.modules()]
+    try:
+        yield
+    finally:
+        for now, before in own:
+            now.clear()
+            now.update(before)
 
 
 _ALONE = RLock()

@@ -1,6 +1,7 @@
 """A clone is what a deep copy is: the same values, shared where they are shared, and nothing of the original."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import mypkg.nets
@@ -8,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import talaria
 from talaria.model import zoo
 from talaria.model.cloning import clone
 from talaria.model.spec import ModelSpec
+from talaria_export import Predictor, make_bundle
 
 SHAPE = (6, 32)
 
@@ -33,6 +36,19 @@ class Tied(nn.Module):
 
 def doubled(module: nn.Module, given: Any, out: Tensor) -> Tensor:
     return 2 * out
+
+
+class Kept(nn.Module):
+    """Keeps what it sees, to be looked at, one by one and in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.share = torch.softmax(self.one(x), 1)
+        self.seen = [self.share, {"x": x * self.share}]
+        return self.two(self.share)
 
 
 class Counted(nn.Linear):
@@ -95,3 +111,25 @@ def test_a_module_that_copies_itself_does_so_and_a_memo_takes_the_place() -> Non
     assert Counted.copies == 1
     layer, given = nn.Linear(2, 2), nn.Parameter(torch.zeros(2, 2))
     assert clone(nn.Sequential(layer), {id(layer.weight): given})[0].weight is given
+
+
+def test_what_a_pass_left_there_is_copied_without_what_it_was_made_of() -> None:
+    net, x = Kept(), torch.randn(2, 4)
+    net(x)
+    twin = clone(net)
+    assert torch.equal(twin.share, net.share)
+    assert twin.seen[0] is twin.share
+    assert twin.share.grad_fn is None
+    assert net.share.grad_fn is not None
+
+
+@pytest.mark.parametrize(("algorithm", "engine"), [("perfedavg", "torch"), ("fedper", "onnx")])
+def test_a_network_that_keeps_what_it_sees_learns_and_is_exported(algorithm: str, engine: str, tmp_path: Path) -> None:
+    net = Kept()
+    net(torch.randn(2, 4)).sum().backward()
+    result = talaria.simulate(algorithm, "mypkg.sets:rings", net, rounds=1, engine=engine)
+    x = torch.randn(8, 4)
+    model = result.model("client-0")
+    model(x)
+    make_bundle(tmp_path / "me.talaria", model, example=x.numpy()[:1])
+    assert Predictor(tmp_path / "me.talaria")(x.numpy()).logits.shape == (8, 3)

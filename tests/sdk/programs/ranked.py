@@ -57,6 +57,9 @@ class Graph(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.transpose(1, 2)
+        if self.how == "kept":  # to be looked at
+            self.share = torch.softmax(self.one(x) @ self.one(x).mT, 2)
+            return self.head(torch.relu(self.two(self.share @ self.one(x))).mean(1))
         if self.how == "named":
             x = torch.relu(torch.einsum("nm,bmc->bnc", self.near, self.one(x)))
         else:
@@ -101,6 +104,6 @@ NETS = {
         how: (LINE, lambda how=how: Ranked(how))
         for how in ("k-max", "topk", "sort", "median", "ties", "sums", "sums alone", "experts", "scattered")
     },
-    **{f"graph, {how}": (LINE, lambda how=how: Graph(how)) for how in ("product", "named")},
+    **{f"graph, {how}": (LINE, lambda how=how: Graph(how)) for how in ("product", "named", "kept")},
     **{f"merged, {how}": (LINE, lambda how=how: Merged(how)) for how in ("gru", "flatten", "sizes")},
 }
