@@ -13,7 +13,7 @@ from talaria.programs.vjp import GRADIENT, Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.array_sgd import ArraySGD
 from talaria.training.batching import feed, steps_of
-from talaria.training.objectives import LOGITS, CrossEntropy, Curved, Objective, Pull, share_of
+from talaria.training.objectives import LOGITS, CrossEntropy, Curved, Objective, Pull, share_of, slopes_of
 from talaria.types import Recipe, Samples, Task
 
 _AT_ONCE = 256
@@ -179,7 +179,7 @@ def _slopes(
     total: Tensors = {}
     for xs, ys in _pieces(x, y, slices):
         done = vjp.forward(now, xs, draws.next(len(ys)))
-        found = objective(done.taps, {name: now[name] for name in objective.own}, xs, ys)
+        found = slopes_of(objective, done.taps, {name: now[name] for name in objective.own}, xs, ys)
         share = share_of(objective, ys, y)
         for name, slope in {**done.backward(found.taps), **found.own}.items():
             part = slope if share == 1 else np.asarray(share * slope, slope.dtype)

@@ -34,7 +34,7 @@ from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forwa
 from talaria.programs.tangent import tangent
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
-from talaria.training.objectives import INTO, LOGITS, MEAN, of_parts, uncalled
+from talaria.training.objectives import INTO, LOGITS, MEAN, of_parts, uncalled, unknown
 from talaria.training.taps import called, channels_last
 
 
@@ -239,5 +239,5 @@ def _at(done: Passed, tap: str) -> tuple[Map, Entry | None, int]:
     if node is None and tap.startswith((INTO, MEAN)):
         raise uncalled(tap)
     if node is None or node not in done.maps:
-        raise ModelError(f"program: the model has no {tap!r}; name {LOGITS!r}, or {INTO!r} or {MEAN!r} and a layer")
+        raise unknown(tap)
     return done.maps[node], done.tape.get(node), done.merged.get(node, 1)

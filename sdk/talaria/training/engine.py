@@ -39,7 +39,7 @@ def train(
     branches with different purposes do not disturb each other. ``objective`` is what is minimized (default: the
     loss of the task's goal; of classification, the cross-entropy with the recipe's label smoothing).
     """
-    objective = objective or _aim(task)
+    objective = _known(objective, state) or _aim(task)
     only = (recipe or task.recipe).trained((*task.split.keys, *(objective.own if objective else ())), only)
     return _engine(task).train(
         task, state, only=only, recipe=recipe, pull=pull, objective=objective, samples=samples, purpose=purpose
@@ -76,8 +76,17 @@ def gradient(
     ``objective`` is what is differentiated (default: the goal's loss). BatchNorm normalizes as in training where its
     layer is in ``only``, but its statistics are not kept.
     """
-    objective = objective or _aim(task)
+    objective = _known(objective, state) or _aim(task)
     return _engine(task).gradient(task, state, only=only, samples=samples, objective=objective, purpose=purpose)
+
+
+def _known(objective: Objective | None, state: Tensors) -> Objective | None:
+    """Raises :class:`ModelError` where ``state`` lacks what the objective has of its own."""
+    for name in () if objective is None else objective.own:
+        if name not in state:
+            what = f"objective {type(objective).__name__}: its own {name!r}"
+            raise ModelError(f"{what} is not in the state that is trained; put it there, beside the model's")
+    return objective
 
 
 def looking(task: Task, state: Tensors, taps: Sequence[str]) -> Callable[[Array], Tensors]:

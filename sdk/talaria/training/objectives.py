@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from talaria.errors import ModelError
 from talaria.tasks.base import Goal
 from talaria.tasks.classification import cross_entropy, cross_entropy_bent, log_softmax
@@ -23,6 +25,11 @@ def uncalled(tap: str) -> ModelError:
     """The error for a tap at a layer that no pass calls."""
     layer = tap.partition(" ")[2]
     return ModelError(f"layer {layer!r} is looked at, but no pass calls it; call it, or take it out of the model")
+
+
+def unknown(tap: str) -> ModelError:
+    """The error for a tap that a model has not."""
+    return ModelError(f"the model has no {tap!r}; name {LOGITS!r}, or {INTO!r} or {MEAN!r} and a layer")
 
 
 def of_parts(tap: str) -> ModelError:
@@ -72,6 +79,27 @@ class Pull:
 
     anchor: Tensors
     strength: float
+
+
+def slopes_of(objective: Objective, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
+    """What ``objective``, which may be another package's, gives for a batch, as any engine goes on with it: float32.
+    Raises :class:`~talaria.errors.ModelError` where it is not a slope of each tap, or has another shape."""
+    found, what = objective(seen, own, x, y), f"objective {type(objective).__name__}: gave"
+    if not isinstance(found, Slopes):
+        raise ModelError(f"{what} a {type(found).__name__}; give Slopes(loss, {{tap: slope}})")
+    if missing := [tap for tap in seen if tap not in found.taps]:
+        raise ModelError(f"{what} no slope of {missing[0]!r}; give the slope of every tap")
+    return Slopes(found.loss, _fitted(what, found.taps, seen), _fitted(what, found.own, own))
+
+
+def _fitted(what: str, slopes: Tensors, at: Tensors) -> Tensors:
+    fitted = {name: np.asarray(slope, np.float32) for name, slope in slopes.items()}
+    for name, slope in fitted.items():
+        if name not in at:
+            raise ModelError(f"{what} a slope of {name!r}, at which it does not look; name it in taps or own")
+        if slope.shape != at[name].shape:
+            raise ModelError(f"{what} {slope.shape} as the slope of {name!r}, which is {at[name].shape}")
+    return fitted
 
 
 def share_of(objective: Objective | None, ys: Array, y: Array) -> float:

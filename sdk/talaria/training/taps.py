@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
-from talaria.training.objectives import INTO, MEAN, of_parts, uncalled
+from talaria.training.objectives import INTO, LOGITS, MEAN, of_parts, uncalled, unknown
 
 LAST = (
     nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Linear, nn.LayerNorm,
@@ -61,6 +61,8 @@ class Taps:
         self._hooks = [self.module.register_forward_pre_hook(self._beginning)]
         for tap in self.names:
             name = tap.partition(" ")[2]
+            if tap != LOGITS and (not tap.startswith((INTO, MEAN)) or name not in dict(self.module.named_modules())):
+                raise unknown(tap)
             layer = self.module.get_submodule(called(self.module, name) if tap.startswith(MEAN) else name)
             if tap.startswith(INTO):
                 self._hooks.append(layer.register_forward_pre_hook(self._entering(tap)))

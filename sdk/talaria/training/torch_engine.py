@@ -24,7 +24,7 @@ from talaria.training.functional_sgd import FunctionalSGD
 from talaria.training.interface import Engine, Walk
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import accuracy, served
-from talaria.training.objectives import Curved, Objective, Pull, share_of
+from talaria.training.objectives import Curved, Objective, Pull, share_of, slopes_of
 from talaria.training.sgd import SGD
 from talaria.training.taps import Taps
 from talaria.types import Recipe, Samples, Task
@@ -151,11 +151,12 @@ def _backward(taps: Taps, objective: Objective, own: dict[str, Tensor], x: Tenso
         with loop.lone_sample_in_eval(taps.module, len(ys)):
             taps.module(xs)
         seen, share = taps.seen, share_of(objective, array_of(ys), array_of(y))
-        found = objective({tap: array_of(value) for tap, value in seen.items()}, values, array_of(xs), array_of(ys))
+        given = {tap: array_of(value) for tap, value in seen.items()}
+        found = slopes_of(objective, given, values, array_of(xs), array_of(ys))
         reached = [tap for tap in found.taps if seen[tap].requires_grad]
-        slopes = [beside(taps.module, np.asarray(found.taps[tap])) * share for tap in reached]
+        slopes = [beside(taps.module, found.taps[tap]) * share for tap in reached]
         torch.autograd.backward([seen[tap] for tap in reached], slopes)
         for name, slope in found.own.items():
-            tensor, more = own[name], beside(taps.module, np.asarray(slope)) * share
+            tensor, more = own[name], beside(taps.module, slope) * share
             if tensor.requires_grad:
                 tensor.grad = more if tensor.grad is None else tensor.grad + more

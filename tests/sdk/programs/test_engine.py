@@ -9,6 +9,7 @@ import torch
 from tolerance import roundings
 from torch import nn
 
+from talaria.errors import ModelError
 from talaria.model import pruning, zoo
 from talaria.model.attention import heads_of
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -19,6 +20,7 @@ from talaria.programs.source import Need
 from talaria.tensors import equal
 from talaria.training import frozen_features, loop, torch_engine
 from talaria.training.batching import feed
+from talaria.training.engine import train
 from talaria.training.objectives import CrossEntropy, Pull, Slopes, cross_entropy
 from talaria.types import Recipe, Samples, Task
 
@@ -244,6 +246,55 @@ def test_an_objective_over_arrays_is_trained_as_torch_trains_it(engines, spec_of
         assert_near(task, found, torch_engine.train(task, state, **how), steps=3)
         assert found["own/bias"].any()
         assert all(np.array_equal(found[key], state[key]) for key in state if only is not None and key not in only)
+
+
+class Slips(Looks):
+    """Gives slopes in another form, or looks where nothing is."""
+
+    def __init__(self, how) -> None:
+        self.how = how
+        self.taps = {"nowhere": ("logits", "conv2"), "as text": "logits"}.get(how, ("logits",))
+        self.own = ("own/bias",) if how == "lost" else ()
+
+    def __call__(self, seen, own, x, y):
+        loss, slope = cross_entropy(seen["logits"], y)
+        if self.how in ("pair", "none"):
+            return loss, {"logits": slope}
+        return Slopes(
+            loss,
+            {
+                "short": {"logits": slope[:, 1:]},
+                "few": {},
+                "more": {"logits": slope, "mean conv2": slope},
+                "wide": {"logits": slope.astype(np.float64)},
+            }[self.how],
+        )
+
+
+@pytest.mark.parametrize("kind", ["torch", "onnx"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("pair", "objective Slips: gave a tuple; give Slopes"),
+        ("short", r"objective Slips: gave \(16, 6\) as the slope of 'logits', which is \(16, 7\)"),
+        ("few", "objective Slips: gave no slope of 'logits'; give the slope of every tap"),
+        ("more", "objective Slips: gave a slope of 'mean conv2', at which it does not look"),
+        ("nowhere", "the model has no 'conv2'; name 'logits'"),
+        ("as text", "the model has no 'l'; name 'logits'"),
+        ("lost", "objective Slips: its own 'own/bias' is not in the state"),
+    ],
+)
+def test_what_an_objective_gives_in_another_form_is_named_by_both_engines(engines, spec_of, kind, how, said):
+    task = task_of(spec_of("imu_cnn"), engine=engines("imu_cnn") if kind == "onnx" else None)
+    with pytest.raises(ModelError, match=said):
+        train(task, state_of(task.model), objective=Slips(how))
+
+
+def test_slopes_of_double_precision_are_taken_by_both_engines(engines, spec_of):
+    task = task_of(spec_of("imu_cnn"))
+    state = state_of(task.model)
+    found, wanted = (one.train(task, state, objective=Slips("wide")) for one in (engines("imu_cnn"), torch_engine))
+    assert_near(task, found, wanted, steps=3)
 
 
 def test_slices_of_a_batch_are_one_step(engines, spec_of):
