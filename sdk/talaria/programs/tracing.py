@@ -289,14 +289,16 @@ def _followed_sizes(tracer: Tracer) -> Iterator[None]:
 
 @contextmanager
 def _as_it_was(root: Module) -> Iterator[None]:
-    """Afterwards no module has what its pass kept there to be looked at (``self.attention = share``)."""
+    """Afterwards no module has what its pass kept there to be looked at (``self.attention = share``); the tensors that
+    are constants of the graph stay, which fx put there."""
     own = [(vars(module), dict(vars(module))) for module in root.modules()]
     try:
         yield
     finally:
         for now, before in own:
+            constants = {name: value for name, value in now.items() if isinstance(value, Tensor) and name not in before}
             now.clear()
-            now.update(before)
+            now.update(before | constants)
 
 
 _ALONE = RLock()
