@@ -125,6 +125,7 @@ class Strays(First):
             "lost": ({}, state),
             "wide": ({k: v.astype(np.float64) for k, v in after.items()}, state),
             "short": ({k: v[:-1] for k, v in after.items()}, state),
+            "nan": ({k: v * np.float32(np.nan) for k, v in after.items()}, state),
         }
         return forms[self.how]
 
@@ -136,11 +137,38 @@ class Strays(First):
         ("lost", "gave a NoneType as '0.weight'; it must stay float32 .8, 4."),
         ("wide", "gave float64 .8, 4. as '0.weight'; it must stay float32 .8, 4."),
         ("short", "gave float32 .7, 4. as '0.weight'; it must stay float32 .8, 4."),
+        ("nan", "gave NaN or infinity in '0.weight', and every device would learn from it; make it finite"),
     ],
 )
 def test_what_a_server_rule_gives_in_another_form_is_named(how: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"aggregator Strays: apply {said}"):
         sdk.simulate("fedavg", "mypkg.sets:rings", "mypkg.nets:plain", rounds=1, aggregator=Strays(how=how))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writes(FedHalf):
+    """Writes into what it was given, once it has learned from it."""
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> Any:
+        found = super().fit(task, shared, private)
+        for value in shared.values():
+            np.multiply(value, np.float32(0.5), out=value)
+        return found
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Any:
+        found = super().personal(task, shared, private)
+        for value in (*shared.values(), *private.values()):
+            np.multiply(value, np.float32(0.5), out=value)
+        return found
+
+
+def test_an_algorithm_that_writes_into_what_it_was_given_changes_nothing_for_others() -> None:
+    runs = [
+        sdk.simulate(kind(), "mypkg.sets:rings", "mypkg.nets:plain", rounds=2, evaluate_every=1)
+        for kind in (FedHalf, Writes)
+    ]
+    assert equal(runs[0].learned.shared, runs[1].learned.shared)
+    assert runs[0].curve == runs[1].curve
 
 
 def test_an_algorithm_of_somebody_elses_learns_by_its_name() -> None:

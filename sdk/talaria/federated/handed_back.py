@@ -7,6 +7,7 @@ from typing import cast
 
 import numpy as np
 
+from talaria.aggregate import validation
 from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError
 from talaria.foreign import shown
@@ -37,7 +38,7 @@ def personal(algorithm: str, found: object) -> Model:
 
 def folded(rule: Aggregator, before: Tensors, found: object) -> tuple[Tensors, Tensors]:
     """The shared state and the server's that ``apply`` gave. Raises :class:`ConfigError` for anything else, and where
-    an array of ``before`` is missing or has another form."""
+    an array of ``before`` is missing, has another form or is no longer finite."""
     what = f"aggregator {type(rule).__name__}: apply gave"
     after, state = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(after, dict) or not isinstance(state, dict):
@@ -46,6 +47,9 @@ def folded(rule: Aggregator, before: Tensors, found: object) -> tuple[Tensors, T
         new = after.get(name)
         if not isinstance(new, np.ndarray) or (new.dtype, new.shape) != (value.dtype, value.shape):
             raise ConfigError(f"{what} {_kind(new)} as {name!r}; it must stay {_kind(value)}")
+    own = type(rule).__module__.startswith("talaria.")  # ours look at updates and at what becomes of them
+    if not own and (lost := validation.lost(before, after)) is not None:
+        raise ConfigError(f"{what} NaN or infinity in {lost!r}, and every device would learn from it; make it finite")
     return after, state
 
 

@@ -421,7 +421,10 @@ def _enter(
     if private is None:
         _, private = algorithm_of(run).init(_received(task, compact), task.split)
         task = task.but(newcomer=True)
-    return task, compact, without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
+    own = without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
+    if algorithms.GROUP.is_foreign(run.algorithm):  # whose code may write into what it is given, which is everybody's
+        compact, own = ({name: value.copy() for name, value in state.items()} for state in (compact, own))
+    return task, compact, own
 
 
 def begun_private(run: Run, member: Member, shared: Tensors, kept: Tensors) -> Tensors:
