@@ -76,7 +76,9 @@ def test_a_short_fleet_on_the_dashboard(fleet, a_run, page):
     down = rounds[0]["bytes_down"] / rounds[0]["bytes_down_dense"]
     assert 0 < down < 0.9
     assert text_of(dom, "tile-down").startswith(f"{100 * down:.1f} %")
-    assert text_of(dom, "tile-accuracy").startswith(f"{100 * rounds[0]['accuracy']['median']:.1f} %")
+    low, median, high = (f"{100 * rounds[0]['accuracy'][key]:.1f} %" for key in ("low", "median", "high"))
+    assert text_of(dom, "tile-accuracy") == f"{median} median accuracy, last round"
+    assert f"round 4: {low} to {high}, median {median}, 4 devices" in html.unescape(dom).replace("\xa0", " ")
     assert text_of(dom, "tile-overlap").startswith(f"{100 * rounds[0]['overlap']:.1f} %")
     assert dom.count('class="bar"') == 4
     assert dom.count('class="dot"') == 4
@@ -122,6 +124,7 @@ def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, pa
         dom = page(url_of(config, sock))
     views.close()
     assert text_of(dom, "tile-accuracy").startswith("62.5 % mean accuracy")
+    assert ": mean 62.5 %, " in html.unescape(dom).replace("\xa0", " ")
     assert dom.count('class="dot"') == 2
     assert "val_accuracy 0.6250" in text_of(dom, "rounds")
     full = "Trouble: blobs: No space left on device; free space there."

@@ -93,7 +93,7 @@ function numbers(svg, rounds, x, height) {
 // Within a secure round's sum the mean alone is known.
 function accuracyOf(round) {
   const mean = round.means.val_accuracy;
-  return round.accuracy || (mean === undefined ? null : { low: mean, median: mean, high: mean, count: round.counted, mean: true });
+  return round.accuracy || (mean === undefined ? null : { low: mean, median: mean, high: mean, count: round.counted, summed: true });
 }
 
 function accuracyPlot(rounds) {
@@ -110,7 +110,7 @@ function accuracyPlot(rounds) {
   told.forEach((r, i) => {
     const a = r.accuracy;
     svg.append(titled(draw("circle", { class: "dot", cx: x(i), cy: y(a.median), r: told.length > 40 ? 3 : 4.5 }),
-      a.mean ? `round ${r.round}: mean ${percent(a.low)}, ${a.count} devices`
+      a.summed ? `round ${r.round}: mean ${percent(a.low)}, ${a.count} devices`
         : `round ${r.round}: ${percent(a.low)} to ${percent(a.high)}, median ${percent(a.median)}, ${a.count} devices`));
   });
   numbers(svg, told, x, h);
@@ -195,7 +195,7 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("open", open ? `${open.stored} / ${open.cohort}` : "–", open ? `updates in round ${open.round}` : "no open round"),
     tile("devices", `${about.online} / ${about.devices}`, "devices online"),
     tile("quarantined", String(about.quarantined), "in quarantine", about.quarantined ? "bad" : ""),
-    tile("accuracy", percent(known && known.median), `${known && known.mean ? "mean" : "median"} accuracy, last round`),
+    tile("accuracy", percent(known && known.median), `${known && known.summed ? "mean" : "median"} accuracy, last round`),
     tile("dense", percent(dense), "of dense bytes up, last round"),
     tile("down", percent(down), "of dense bytes down, last round"),
     tile("kept", percent(closed && closed.kept && closed.kept.mean), "of channels kept, mean"),
