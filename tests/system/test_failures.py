@@ -1,8 +1,12 @@
 """What goes wrong in the field, and what is said then: which thing it is, and how to mend it."""
 
+import asyncio
 import socket
 
 from talaria import tensors
+from talaria.errors import StateError
+from talaria_coordinator.server.served import Served
+from talaria_coordinator.storage.blobs import FolderBlobs
 
 
 def test_a_port_that_is_taken(fleet, a_run, command):
@@ -114,3 +118,32 @@ def test_a_disk_that_fills_up(fleet, a_run):
     assert tensors.equal(one.shared(), simulated.shared)
     for device in one.devices:
         assert tensors.equal(one.private(device), simulated.private[device]), device
+
+
+def test_a_coordinator_whose_blobs_refuse_updates_ends_when_it_is_told_to(keyed, monkeypatch):
+    """Kept uploads are tried again until then; they are found at the next start."""
+    served, begin = [], Served.__init__
+    monkeypatch.setattr(Served, "__init__", lambda self, *a, **k: (served.append(self), begin(self, *a, **k))[1])
+    fleet = keyed(rounds=1)
+
+    async def scenario():
+        async with fleet.running(*fleet.members) as tasks:
+            await fleet.told_of("error", device="anna")
+            served[-1].stop()
+            async with asyncio.timeout(30):
+                await tasks["co"]
+
+    def refuse(*_):
+        raise StateError("blobs: no space")
+
+    with monkeypatch.context() as full:
+        full.setattr(FolderBlobs, "adopt", refuse)
+        asyncio.run(scenario())
+    assert fleet.of("stopped")
+    fleet.options["stay"] = False
+    fleet.live(_nothing)
+    assert fleet.counted() == {1: list(fleet.members)}
+
+
+async def _nothing():
+    """Nothing more."""

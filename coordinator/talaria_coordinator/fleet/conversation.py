@@ -36,7 +36,7 @@ class Conversation:
             heard, self._heard = self._heard, []
             if not heard:
                 return  # it was taken along
-            answers = await insist(lambda: secure.said(heard), self._complaint(said.attempt))
+            answers = await insist(lambda: secure.said(heard), self._complaint(said.attempt), self._hands.leaving)
             for word, answer in zip(heard, answers, strict=True):
                 if isinstance(answer, e.WordRefused):
                     self._hands.tell("refused-word", attempt=word.attempt, device=word.device, reason=answer.reason)
@@ -45,7 +45,7 @@ class Conversation:
     async def go_on(self, over: a.StepOver) -> None:
         """A step is over."""
         secure = secured(self._secure)
-        answer, liars = await insist(lambda: secure.step_over(over), self._complaint(over.attempt))
+        answer, liars = await insist(lambda: secure.step_over(over), self._complaint(over.attempt), self._hands.leaving)
         if isinstance(answer, e.NextStep):
             self._hands.tell("step", attempt=over.attempt, step=over.step + 1, devices=len(answer.members))
         await self._hands.put(answer)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from talaria_coordinator.fleet.aggregation import passing
@@ -23,10 +24,13 @@ class Hands:
     tell: Callable[..., None]
     spawn: Callable[[Coroutine[Any, Any, None]], object]
     put: Callable[[object], Coroutine[Any, Any, None]]
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the service ends: what a disk or a database refuses is not tried anew then, as after a crash."""
 
 
-async def insist(work: Callable[[], T], complain: Callable[[str], None]) -> T:
-    """What ``work`` gives, beside the service; tried again while this machine refuses, which ``complain`` is told."""
+async def insist(work: Callable[[], T], complain: Callable[[str], None], leaving: asyncio.Event) -> T:
+    """What ``work`` gives, beside the service; tried again while this machine refuses, which ``complain`` is told, and
+    until the service is ``leaving``: the task is cancelled then."""
     wait = AGAIN_S[0]
     while True:
         try:
@@ -35,5 +39,8 @@ async def insist(work: Callable[[], T], complain: Callable[[str], None]) -> T:
             if not passing(error):
                 raise
             complain(str(error))
-            await asyncio.sleep(wait)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await leaving.wait()
+                raise asyncio.CancelledError from None
             wait = min(2 * wait, AGAIN_S[1])

@@ -121,6 +121,7 @@ class Here:
             return await insist(
                 lambda: receive(self._fleet, upload, part, self._learning, self._store, secure),
                 lambda error: _complain(self._hands, upload, error),
+                self._hands.leaving,
             )
 
     async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> None:
@@ -154,7 +155,7 @@ class Relayed:
             now = self._pool.workers
             if now != known:
                 note, known = partial(self._store.fleets.note_workers, self._fleet, now), now
-                await insist(note, lambda error: self._hands.tell("error", error=error))
+                await insist(note, lambda error: self._hands.tell("error", error=error), self._hands.leaving)
             await asyncio.sleep(NOTED_S)
 
     def resume(self, transfers: Mapping[tuple[str, str], Cut]) -> Chunks:
@@ -180,7 +181,7 @@ class Relayed:
 
     async def taken(self, upload: a.Complete) -> Answer | None:
         async def insisted(work: Any) -> Any:
-            return await insist(work, lambda error: _complain(self._hands, upload, error))
+            return await insist(work, lambda error: _complain(self._hands, upload, error), self._hands.leaving)
 
         tried = await insisted(lambda: begun(self._fleet, upload, self._store))
         self._blobs.expect(upload.cut.sha256.hex())

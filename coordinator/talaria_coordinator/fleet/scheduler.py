@@ -59,7 +59,6 @@ class Conductor:
         self._grace, self._not_before = grace, 0.0
         self._failures = 0
         self._called_off: set[int] = set()
-        self._leaving = asyncio.Event()
         self._here: set[str] = set()
         self._shut_out: set[str] = set()
         self._retired: set[str] = set()
@@ -356,7 +355,7 @@ class Conductor:
 
     def leave(self) -> None:
         """Try no fold anew that a full disk, say, has refused: it is made at the next start, as after a crash."""
-        self._leaving.set()
+        self._hands.leaving.set()
 
     async def _fold(self, action: a.RoundClosed) -> None:
         wait = AGAIN_S[0]
@@ -379,7 +378,7 @@ class Conductor:
                 self._hands.tell("error", attempt=action.attempt, error=said(error))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
-                        await self._leaving.wait()
+                        await self._hands.leaving.wait()
                     return
                 wait = min(2 * wait, AGAIN_S[1])
             else:

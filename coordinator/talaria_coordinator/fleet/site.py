@@ -102,7 +102,7 @@ class SiteConductor(Conductor):
                     last=row.round >= self.config.run.rounds,
                 )  # fmt: skip
 
-        await insist(pass_by, lambda error: self._hands.tell("error", error=error))
+        await insist(pass_by, lambda error: self._hands.tell("error", error=error), self._hands.leaving)
         await self._hands.put(CaughtUp(began))
 
     def caught_up(self) -> None:

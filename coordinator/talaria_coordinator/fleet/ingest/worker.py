@@ -90,6 +90,7 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._up, self._hearing = False, Hearing(2 * QUIET_S)
         self._line: asyncio.Queue[Send] = asyncio.Queue()
+        self._leaving = asyncio.Event()
         self._model: tuple[bytes, bytes] = b"", b""
         self._echo = Topic(fleet, "up", "echo", str(number))
 
@@ -119,6 +120,7 @@ class Worker:
                     case Drop():
                         self._open.pop((order.device, order.xfer), None)
                         self._uploads.drop((order.device, order.xfer))
+            self._leaving.set()
             for task in beside:
                 task.cancel()
 
@@ -143,6 +145,7 @@ class Worker:
             verdict = await insist(
                 lambda: check(part, order.device, order.round, order.base_digest, self._learning),
                 lambda error: self._say(Trouble(order.device, error)),
+                self._leaving,
             )
         if isinstance(verdict, frozenset):
             upload.receiver.have = set(verdict)
