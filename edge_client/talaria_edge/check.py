@@ -33,7 +33,7 @@ from talaria_edge.config import DeviceConfig, load_config
 from talaria_edge.data import DeviceData, NpzSource, checked, require_learnable
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe
 from talaria_edge.recording.folder import FolderSource
-from talaria_edge.storage.state import has_left
+from talaria_edge.storage.state import DeviceStore, has_left
 
 LEAST_MB = 64
 """Free space below which a round's files may not fit."""
@@ -78,6 +78,7 @@ def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Op
         yield Finding("data", "wrong", str(error))
     yield _clock(time.time())
     yield from _space(config)
+    yield from _kept(config)
     yield from _engine(config)
     try:
         own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
@@ -163,6 +164,17 @@ def _engine(config: DeviceConfig) -> Iterator[Finding]:
             yield Finding("kit", "ok", str(config.kit))
         except TalariaError as error:
             yield Finding("kit", "wrong", str(error))
+
+
+def _kept(config: DeviceConfig) -> Iterator[Finding]:
+    """What is wrong with the private state that an agent left here: it may be another device's."""
+    if not os.path.exists(config.state / "lock") or _in_use(config.state):
+        return
+    try:
+        with DeviceStore(config.state, config.fleet, config.device) as store:
+            store.private()
+    except (TalariaError, OSError) as error:
+        yield Finding("state", "wrong", str(error))
 
 
 def _in_use(state: Path) -> bool:

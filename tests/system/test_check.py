@@ -13,7 +13,7 @@ import pytest
 from talaria.planning.plan import Plan
 from talaria.time import Clocks, told_by
 from talaria_edge.check import check
-from talaria_edge.storage.state import DeviceStore
+from talaria_edge.storage.state import DeviceStore, Trained
 
 
 def samples(folder, name="data.npz", shape=(6, 32), labels=3, change=lambda x, y: (x, y)):
@@ -88,6 +88,21 @@ def test_what_is_wrong_on_the_device_is_named(case, tmp_path):
     samples(tmp_path)
     found = wrong(check(written(tmp_path, **changes)))
     assert says in found[what], found
+
+
+def test_what_another_device_kept_is_told_and_stays_as_it_is(tmp_path):
+    samples(tmp_path)
+    with DeviceStore(tmp_path / "kept", "watch", "anna") as store:
+        store.stage(Trained(b"update", 1, "b" * 64, "run"), {"head.bias": np.zeros(3, np.float32)})
+        assert store.publish()
+        kept = store.private_path.read_bytes()
+        assert "state" not in wrong(check(written(tmp_path, device='state = "kept"'))), "an agent holds it"
+    assert "state" not in wrong(check(written(tmp_path, device='state = "kept"', id="anna")))
+    found = wrong(check(written(tmp_path, device='state = "kept"')))
+    assert "belongs to device 'anna', not 'mallory'" in found["state"]
+    store.private_path.write_bytes(kept[:-1])
+    assert "is damaged" in wrong(check(written(tmp_path, device='state = "kept"', id="anna")))["state"]
+    assert store.private_path.read_bytes() == kept[:-1]
 
 
 @pytest.mark.parametrize(
