@@ -24,7 +24,6 @@ from talaria.aggregate.adversarial import Attack, Normalization, adversarial
 from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model import masks
-from talaria.model.cloning import clone
 from talaria.seeds import generator
 from talaria.tensors import Array, Tensors
 from talaria.types import Samples, Update
@@ -115,6 +114,7 @@ class Distilled:
         """``mean`` after distillation from whole ``teachers`` states, or ``mean`` itself where that is not better."""
         import torch
 
+        from talaria.model.cloning import clone
         from talaria.model.state import array_of
 
         learn, judge = self._divided()
@@ -163,6 +163,7 @@ class Distilled:
 
     def _teacher(self, shared: Tensors, update: Update) -> Tensors:
         """The client's whole model as dense tensors; a pruned one as its masked twin, exactly as it computes."""
+        from talaria.model.cloning import clone
         from talaria.model.state import load, state_of
 
         learn, _ = self._divided()
@@ -207,6 +208,8 @@ def _beside(module: Module, array: Array) -> Tensor:
 
 def _classes(model: Module, x: Array) -> int:
     import torch
+
+    from talaria.model.cloning import clone
 
     with torch.no_grad():
         return int(clone(model).eval()(_beside(model, x)).shape[1])

@@ -82,7 +82,7 @@ class Pull:
 
 
 def slopes_of(objective: Objective, seen: Tensors, own: Tensors, x: Array, y: Array) -> Slopes:
-    """What ``objective``, which may be another package's, gives for a batch, as any engine goes on with it: float32.
+    """What ``objective``, which may be another package's, gives for a batch, each slope in the dtype of its tap.
     Raises :class:`~talaria.errors.ModelError` where it is not a slope of each tap, or has another shape."""
     found, what = objective(seen, own, x, y), f"objective {type(objective).__name__}: gave"
     if not isinstance(found, Slopes):
@@ -93,12 +93,13 @@ def slopes_of(objective: Objective, seen: Tensors, own: Tensors, x: Array, y: Ar
 
 
 def _fitted(what: str, slopes: Tensors, at: Tensors) -> Tensors:
-    fitted = {name: np.asarray(slope, np.float32) for name, slope in slopes.items()}
-    for name, slope in fitted.items():
+    fitted: Tensors = {}
+    for name, slope in slopes.items():
         if name not in at:
             raise ModelError(f"{what} a slope of {name!r}, at which it does not look; name it in taps or own")
-        if slope.shape != at[name].shape:
-            raise ModelError(f"{what} {slope.shape} as the slope of {name!r}, which is {at[name].shape}")
+        fitted[name] = np.asarray(slope, at[name].dtype)
+        if fitted[name].shape != at[name].shape:
+            raise ModelError(f"{what} {fitted[name].shape} as the slope of {name!r}, which is {at[name].shape}")
     return fitted
 
 
