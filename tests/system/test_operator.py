@@ -5,6 +5,7 @@ import re
 import signal
 import socket
 import time
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -34,21 +35,34 @@ def order(api, verb, status=200, **query):
     return answer.json()
 
 
+@contextmanager
+def in_the_first_round(one, coordinator, ready, api):
+    """Agents whose first round is open, and stays so until the ``with`` statement ends."""
+    order(api, "pause")
+    agents = one.agents(ready["broker"])
+    for _ in one.devices:
+        coordinator.wait_for("device-up")
+    with agents.stopped():
+        order(api, "resume")
+        coordinator.wait_for("round-opened", round=1)
+        yield agents
+
+
 def test_pause_resume_and_abort_change_no_byte_of_what_is_learned(fleet, a_run):
     one = with_api(fleet(a_run("fedper", rounds=5, epochs=3)))
     coordinator = one.serve()
     ready = coordinator.wait_for("ready")
-    agents = one.agents(ready["broker"])
     with httpx.Client(base_url=ready["api"], timeout=20) as api:
-        coordinator.wait_for("round-opened", round=1)
-        assert order(api, "pause", reason="night")["status"] == "paused"
-        assert coordinator.wait_for("pause")["reason"] == "night"
+        with in_the_first_round(one, coordinator, ready, api) as agents:
+            assert order(api, "pause", reason="night")["status"] == "paused"
+            assert coordinator.wait_for("pause")["reason"] == "night"
         coordinator.wait_for("round-closed", round=1)
         time.sleep(1.0)
         assert (state(api)["round"], state(api)["tried"], state(api)["status"]) == (1, 1, "paused")
-        assert order(api, "resume")["status"] == "running"
-        opened = coordinator.wait_for("round-opened", round=2)
-        assert order(api, "abort", reason="wrong data")["status"] == "aborted"
+        with agents.stopped():
+            assert order(api, "resume")["status"] == "running"
+            opened = coordinator.wait_for("round-opened", round=2)
+            assert order(api, "abort", reason="wrong data")["status"] == "aborted"
         failed = coordinator.wait_for("round-failed", attempt=opened["attempt"])
         assert failed["reason"] == "wrong data"
         assert "aborted" in order(api, "pause", 409)["detail"]
@@ -69,10 +83,9 @@ def test_a_paused_fleet_stays_paused_over_a_kill(fleet, a_run):
     first = one.serve()
     ready = first.wait_for("ready")
     one.port = int(ready["broker"].rsplit(":", 1)[1])
-    one.agents(ready["broker"])
     with httpx.Client(base_url=ready["api"], timeout=20) as api:
-        first.wait_for("round-opened", round=1)
-        order(api, "pause")
+        with in_the_first_round(one, first, ready, api):
+            order(api, "pause")
         first.wait_for("round-closed", round=1)
     first.kill()
     second = one.serve()
@@ -89,17 +102,17 @@ def test_a_device_is_shut_out_and_let_in_again(fleet, a_run):
     one = with_api(fleet(a_run("fedavg", rounds=4, epochs=3)))
     coordinator = one.serve()
     ready = coordinator.wait_for("ready")
-    one.agents(ready["broker"])
     with httpx.Client(base_url=ready["api"], timeout=20) as api:
-        coordinator.wait_for("round-opened", round=1)
-        order(api, "pause")
+        with in_the_first_round(one, coordinator, ready, api) as agents:
+            order(api, "pause")
         coordinator.wait_for("round-closed", round=1)
         order(api, "devices/dora/quarantine", reason="lent to a stranger")
         (out,) = api.get("/api/v1/fleets/watch/quarantine").json()
         assert (out["device"], out["quarantine"]) == ("dora", "lent to a stranger")
-        order(api, "resume")
-        assert coordinator.wait_for("round-opened", round=2)["cohort"] == 3
-        order(api, "devices/dora/release")
+        with agents.stopped():
+            order(api, "resume")
+            assert coordinator.wait_for("round-opened", round=2)["cohort"] == 3
+            order(api, "devices/dora/release")
         assert api.get("/api/v1/fleets/watch/quarantine").json() == []
         assert "not in quarantine" in order(api, "devices/dora/release", 409)["detail"]
         assert coordinator.wait_for("round-opened", round=3)["cohort"] == 4

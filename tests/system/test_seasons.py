@@ -1,10 +1,9 @@
 """A trial that passes, one that goes astray, and members that are away for a season."""
 
 import asyncio
-import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -160,16 +159,6 @@ def test_a_run_with_which_the_training_of_one_diverges_is_called_off_though_no_r
     assert Run.from_json(fleet_.run).identity == one.run.identity
 
 
-@contextmanager
-def stopped(program):
-    """It does nothing meanwhile, though its links stay open."""
-    program.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        program.process.send_signal(signal.SIGCONT)
-
-
 def test_members_that_are_away_for_a_season_are_not_waited_for_and_come_back(fleet, a_run):
     one = fleet(a_run(rounds=3), devices=("anna", "bela", "carl"), extra="quorum = 1.0\ndeadline_s = 0\n")
     path = one.config
@@ -183,7 +172,7 @@ def test_members_that_are_away_for_a_season_are_not_waited_for_and_come_back(fle
     url = coordinator.wait_for("ready")["broker"]
     carl = one.agents(url, "carl")
     coordinator.wait_for("device-up", device="carl")
-    with stopped(carl):  # no round ends before the fleet is paused
+    with carl.stopped():  # no round ends before the fleet is paused
         stay = one.agents(url, "anna", "bela")
         assert coordinator.wait_for("round-opened", round=1)["cohort"] == 3
         given(config, Order("pause"))
@@ -195,7 +184,7 @@ def test_members_that_are_away_for_a_season_are_not_waited_for_and_come_back(fle
     again = serve()
     up = {again.wait_for("device-up")["device"] for _ in range(2)}
     assert up == {"anna", "bela"}
-    with stopped(stay):
+    with stay.stopped():
         given(config, Order("resume"))
         assert again.wait_for("resting")["devices"] == ["carl"]
         assert again.wait_for("round-opened", round=2)["cohort"] == 2  # nobody waits for carl; anna and bela were here
