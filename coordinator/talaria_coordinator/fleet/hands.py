@@ -28,6 +28,14 @@ class Hands:
     """Set once the service ends: what a disk or a database refuses is not tried anew then, as after a crash."""
 
 
+async def leaves_within(leaving: asyncio.Event, seconds: float) -> bool:
+    """Whether the service is ``leaving`` now, or within so many seconds, which are waited for else."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await leaving.wait()
+    return leaving.is_set()
+
+
 async def insist(work: Callable[[], T], complain: Callable[[str], None], leaving: asyncio.Event) -> T:
     """What ``work`` gives, beside the service; tried again while this machine refuses, which ``complain`` is told, and
     until the service is ``leaving``: the task is cancelled then."""
@@ -39,8 +47,6 @@ async def insist(work: Callable[[], T], complain: Callable[[str], None], leaving
             if not passing(error):
                 raise
             complain(str(error))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait):
-                    await leaving.wait()
+            if await leaves_within(leaving, wait):
                 raise asyncio.CancelledError from None
             wait = min(2 * wait, AGAIN_S[1])

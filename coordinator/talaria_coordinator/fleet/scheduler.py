@@ -11,7 +11,6 @@ import base64
 import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from talaria.protocol.coordinator.state import LIVE, Attempt, Peer
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.aggregation import Learning, LeftOut, Made, NothingLeft, passing
-from talaria_coordinator.fleet.hands import AGAIN_S, Hands
+from talaria_coordinator.fleet.hands import AGAIN_S, Hands, leaves_within
 from talaria_coordinator.fleet.life import gates
 from talaria_coordinator.fleet.notices import Folded, FoldFailed
 from talaria_coordinator.fleet.secure import Secure, secured
@@ -376,9 +375,7 @@ class Conductor:
                 if now is None or now.epoch != self.fleet.epoch:
                     raise
                 self._hands.tell("error", attempt=action.attempt, error=said(error))
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await self._hands.leaving.wait()
+                if await leaves_within(self._hands.leaving, wait):
                     return
                 wait = min(2 * wait, AGAIN_S[1])
             else:

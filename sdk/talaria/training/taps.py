@@ -61,9 +61,12 @@ class Taps:
         self._hooks = [self.module.register_forward_pre_hook(self._beginning)]
         for tap in self.names:
             name = tap.partition(" ")[2]
-            if tap != LOGITS and (not tap.startswith((INTO, MEAN)) or name not in dict(self.module.named_modules())):
+            if tap != LOGITS and not tap.startswith((INTO, MEAN)):
                 raise unknown(tap)
-            layer = self.module.get_submodule(called(self.module, name) if tap.startswith(MEAN) else name)
+            try:
+                layer = self.module.get_submodule(called(self.module, name) if tap.startswith(MEAN) else name)
+            except AttributeError:
+                raise unknown(tap) from None
             if tap.startswith(INTO):
                 self._hooks.append(layer.register_forward_pre_hook(self._entering(tap)))
             else:
