@@ -57,7 +57,8 @@ from talaria.planning.profile import cached
 from talaria.tensors import Array, Tensors
 from talaria.training import frozen_features, loop
 from talaria.training.batching import cut
-from talaria.types import Recipe, Samples, Task, Update
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples, Update
 from talaria.wire import codec
 
 SPEC = ModelSpec("efficientnet_lite0", (3, PIXELS, PIXELS), CLASSES, pretrained=True)

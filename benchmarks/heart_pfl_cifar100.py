@@ -40,8 +40,9 @@ from talaria.model.split import Split
 from talaria.model.state import load, state_of
 from talaria.seeds import generator
 from talaria.tensors import Tensors
+from talaria.training.interface import Task
 from talaria.training.loop import predict
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 CLASSES = 100
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from sklearn.datasets import load_digits
 
-from talaria.data.federated import Client, Federated, samples
+from talaria.data.client import Client, samples
+from talaria.data.federated import Federated
 from talaria.federated import rounds
 from talaria.federated.run import Run
 from talaria.model import zoo

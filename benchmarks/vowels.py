@@ -15,7 +15,8 @@ import numpy as np
 from scipy import stats
 
 import talaria
-from talaria.data.federated import Client, Federated
+from talaria.data.client import Client
+from talaria.data.federated import Federated
 from talaria.simulation.run import evaluate, members_of
 from talaria.types import Samples
 

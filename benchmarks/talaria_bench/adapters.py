@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from talaria.model.spec import ModelSpec
-    from talaria.types import Task
+    from talaria.training.interface import Task
 
 BATCH, PIXELS, RANK, CLASSES = 16, 128, 8, 10
 MANY = 100
@@ -71,7 +71,8 @@ def measure(rounds: int = 9) -> dict[str, Any]:
     from talaria.planning import cpu_timer, latency_model, planner
     from talaria.planning.onnx_runtime import Session, exporter
     from talaria.training import frozen_features
-    from talaria.types import Recipe, Samples, Task
+    from talaria.training.interface import Task
+    from talaria.types import Recipe, Samples
 
     torch.set_num_threads(1)
     spec = ModelSpec("efficientnet_lite0", (3, PIXELS, PIXELS), CLASSES, pretrained=True)

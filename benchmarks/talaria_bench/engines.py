@@ -194,7 +194,8 @@ def _training(
     from talaria.planning import cpu_timer
     from talaria.programs.engine import ProgramEngine
     from talaria.training import frozen_features, loop
-    from talaria.types import Recipe, Samples, Task
+    from talaria.training.interface import Task
+    from talaria.types import Recipe, Samples
 
     adapters = None if adapter is None else AdapterSpec(adapter, rank=4, where=zoo.tuned(model))
     spec = ModelSpec(model, shape, classes, adapters=adapters)

@@ -200,7 +200,8 @@ def _trained(spec: ModelSpec, model: Module, train: Samples, epochs: int) -> Mod
     from talaria.model import zoo
     from talaria.model.state import state_of
     from talaria.training import loop
-    from talaria.types import Recipe, Task
+    from talaria.training.interface import Task
+    from talaria.types import Recipe
 
     state = state_of(model)
     task = Task(model, zoo.split(spec, model), train, train, Recipe(batch=32, lr=0.05, momentum=0.9), spec.classes)

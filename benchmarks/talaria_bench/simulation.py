@@ -253,7 +253,8 @@ def _data(work: Work) -> Any:
     import numpy as np
 
     from talaria.data import load
-    from talaria.data.federated import Client, Federated
+    from talaria.data.client import Client
+    from talaria.data.federated import Federated
     from talaria.types import Samples
 
     if not work.samples:

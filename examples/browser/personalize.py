@@ -26,7 +26,7 @@ import numpy as np
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import talaria
-from talaria.data.federated import Client
+from talaria.data.client import Client
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run

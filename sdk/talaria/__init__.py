@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from talaria.planning.plan import Plan
     from talaria.simulation.experiment import resume, simulate
     from talaria.simulation.result import Result
-    from talaria.types import Recipe, Samples, Task, Update
+    from talaria.training.interface import Task
+    from talaria.types import Recipe, Samples, Update
 
 __all__ = [
     "AdapterSpec",
@@ -89,7 +90,7 @@ _HOMES = {
     "Run": "talaria.federated.run",
     "Samples": "talaria.types",
     "Split": "talaria.model.split",
-    "Task": "talaria.types",
+    "Task": "talaria.training.interface",
     "Update": "talaria.types",
     "data": "talaria.data",
     "resume": "talaria.simulation.experiment",

@@ -37,7 +37,8 @@ from talaria.planning.profile import Profile
 from talaria.tasks import Scale
 from talaria.tensors import Array, Tensors
 from talaria.training import engine, loop
-from talaria.types import Recipe, Samples, Task, inputs_of
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples, inputs_of
 
 SCORED = 16
 """Most batches that channels are scored on."""

@@ -6,23 +6,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from talaria import inputs, recorded, seeds, tasks, valid
+from talaria import inputs, recorded, tasks, valid
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.foreign import shown
 from talaria.model.masks import ChannelMask
-from talaria.model.split import Split
-from talaria.planning.plan import Plan
 from talaria.tensors import Array, Tensors
 from talaria.valid import BELOW_ONE
-
-if TYPE_CHECKING:
-    from talaria.model.weights import Model
-    from talaria.seeds import Draws
-    from talaria.training.interface import Engine
 
 
 @dataclass(frozen=True)
@@ -199,45 +192,6 @@ class Recipe:
 
 
 _LATER = {f.name: f.default for f in fields(Recipe)}
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one device works on in one round.
-
-    ``model`` is one scratch module, already as small as ``mask`` says: it is loaded before each use, never deep-copied;
-    where there is no torch, it is the model's weights alone (:class:`talaria.model.weights.Weights`). All tensors given
-    to an algorithm beside this task are compact in the same way.
-    """
-
-    model: Model = field(repr=False)
-    split: Split = field(repr=False)
-    train: Samples = field(repr=False)
-    val: Samples = field(repr=False)
-    recipe: Recipe
-    classes: int
-    seed: int = 0
-    client: str = "device"
-    round: int = 0
-    mask: ChannelMask | None = field(default=None, repr=False)
-    plan: Plan | None = None
-    engine: Engine | None = field(default=None, repr=False)
-    """Who trains; None for torch."""
-    goal: str = "classification"
-    """What is learned, a text for :func:`talaria.tasks.of`."""
-    newcomer: bool = False
-    """True where this device has learned nothing in this run yet: in its first ``fit``, and where it is served without
-    ever having taken part."""
-    unlabelled: Array | None = field(default=None, repr=False)
-    """Inputs float32 (N, ...) of this device that nobody has labelled: BatchNorm is calibrated on them, too."""
-
-    def draws(self, purpose: str) -> Draws:
-        """Draws of their own for each (seed, client, round, purpose)."""
-        return seeds.draws(self.seed, self.client, self.round, purpose)
-
-    def but(self, **changes: Any) -> Task:
-        """A changed copy."""
-        return replace(self, **changes)
 
 
 LONGEST_NAME = 64

@@ -19,7 +19,8 @@ from talaria.model import masks
 from talaria.model.split import Split
 from talaria.tensors import Tensors, is_float, only
 from talaria.training.engine import ready, served, train
-from talaria.types import Task, Update
+from talaria.training.interface import Task
+from talaria.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)

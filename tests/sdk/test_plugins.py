@@ -26,7 +26,8 @@ from talaria.model.spec import ModelSpec
 from talaria.options import taken_apart
 from talaria.simulation.run import simulate
 from talaria.tensors import Tensors, equal
-from talaria.types import Recipe, Samples, Task, Update
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples, Update
 from talaria.valid import options_of
 
 SPEC = ModelSpec("mlp", (4,), 3)

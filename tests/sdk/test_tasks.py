@@ -25,8 +25,9 @@ from talaria.model.weights import Served
 from talaria.simulation.run import members_of
 from talaria.training import engine as engines
 from talaria.training.engine import predict, train
+from talaria.training.interface import Task
 from talaria.training.objectives import CrossEntropy
-from talaria.types import Samples, Task, Update
+from talaria.types import Samples, Update
 
 PEOPLE = ("anna", "bela", "carl")
 

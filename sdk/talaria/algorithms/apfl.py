@@ -26,8 +26,8 @@ from talaria.model.split import Split
 from talaria.tensors import Array, Tensors, only, prefixed, under, without
 from talaria.training.batching import feed
 from talaria.training.engine import calibrate, served, state_of, walk
-from talaria.training.interface import Walk
-from talaria.types import Recipe, Task, Update
+from talaria.training.interface import Task, Walk
+from talaria.types import Recipe, Update
 
 if TYPE_CHECKING:
     from talaria.model.weights import Model

@@ -9,7 +9,8 @@ from talaria.aggregate.base import Aggregator
 from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors
-from talaria.types import Task, Update
+from talaria.training.interface import Task
+from talaria.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,9 @@ from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.engine import ready, served, state_of, train
+from talaria.training.interface import Task
 from talaria.training.objectives import Pull
-from talaria.types import Recipe, Task, Update
+from talaria.types import Recipe, Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,8 @@ from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import served, train
-from talaria.types import Task, Update
+from talaria.training.interface import Task
+from talaria.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)

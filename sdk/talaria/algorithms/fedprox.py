@@ -19,8 +19,9 @@ from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import train
+from talaria.training.interface import Task
 from talaria.training.objectives import Pull
-from talaria.types import Task, Update
+from talaria.types import Update
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,8 @@ from talaria.algorithms.hparams import one_of
 from talaria.model.split import Part
 from talaria.tensors import Tensors
 from talaria.training.engine import ready, train_upper
-from talaria.types import Samples, Task
+from talaria.training.interface import Task
+from talaria.types import Samples
 
 TUNES: dict[str, tuple[Part, ...]] = {
     "full": ("body", "adapters", "head"),

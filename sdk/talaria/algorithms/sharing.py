@@ -8,7 +8,8 @@ from talaria.model.split import Part, Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
 from talaria.training.engine import state_of
-from talaria.types import Task, Update
+from talaria.training.interface import Task
+from talaria.types import Update
 
 WHOLE: tuple[Part, ...] = ("body", "adapters", "head")
 PERSONAL = "personal/"

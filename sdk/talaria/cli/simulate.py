@@ -164,7 +164,7 @@ def simulate(
     from talaria.simulation.asked import of_one_class
     from talaria.simulation.experiment import prepare
     from talaria.simulation.experiment import resume as go_on
-    from talaria.simulation.run_summary import BASELINES
+    from talaria.simulation.result import BASELINES
 
     if no_training and write_fleet is None:
         raise ConfigError("--no-training leaves nothing to do; give --write-fleet DIR with it, or leave it out")

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from talaria import lazy
 
 if TYPE_CHECKING:
-    from talaria.data.federated import Client, Federated
+    from talaria.data.client import Client
+    from talaria.data.federated import Federated
     from talaria.data.registry import NAMES, load, options_of
 
 __all__ = ["NAMES", "Client", "Federated", "load", "options_of"]
 __getattr__, __dir__ = lazy.attach(
     __name__,
-    dict.fromkeys(("Client", "Federated"), "talaria.data.federated")
+    {"Client": "talaria.data.client", "Federated": "talaria.data.federated"}
     | dict.fromkeys(("NAMES", "load", "options_of"), "talaria.data.registry"),
 )

@@ -1,14 +1,12 @@
-"""Any user's arrays as a federated dataset: ``npz:FILE`` in the form of :mod:`talaria.recorded`, and the same arrays
-in Python."""
+"""Any user's arrays, in the form of :mod:`talaria.recorded`, as what a federated dataset is made of."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from talaria import inputs, recorded, tasks, valid
-from talaria.data.federated import Client, Federated
+from talaria.data.client import Client
 from talaria.data.partition import dirichlet, even, stratified
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.foreign import shown
@@ -24,71 +22,8 @@ _FEWEST = 10
 """Samples that each client of a skewed cut has at least, where there are so many."""
 
 
-def load(
-    *,
-    path: Path,
-    validation: float = 0.1,
-    test: float = 0.2,
-    layout: str = "auto",
-    standardize: bool = True,
-    seed: int = 0,
-    task: str = tasks.CLASSIFICATION,
-    clients: int | None = None,
-    alpha: float | None = None,
-    newcomers: int | tuple[str, ...] = 0,
-) -> Federated:
-    """The dataset in ``path``.
-
-    **Values.** uint8 is taken for pixels and divided by 255. Other numbers become float32 and, with
-    ``standardize``, are z-scored by the mean and standard deviation of all clients' training samples: per channel
-    for series and images, per feature for tables. Tokens stay what they are with ``standardize=False``; embeddings take
-    them so.
-
-    **Layout.** What a model sees is (features), (channels, time) or (channels, height, width). With ``"auto"``: 4
-    dimensions with 1, 3 or 4 at the end and not after N are channels-last and are turned; 3 dimensions are one-channel
-    images where they are uint8 or square from 8 x 8, else series, of which the shorter side is the channels. ``meta``
-    says what was done; ``layout`` says otherwise.
-
-    **Several named inputs**, ``x_NAME`` in the file, stand side by side as (N, numbers) and keep their layout; floats
-    are z-scored by the channels of each, tokens (whole numbers) and masks (bool) stay as they are.
-
-    **Labels** may be any integers, or text: they become 0..C-1 in their order and keep their names. What stands for a
-    label that is not known (an empty text, NaN, -1 beside classes from 0 up) is refused. Clients too may
-    be numbers or text; without them all samples are one client's.
-
-    **One pool.** Samples that are nobody's are dealt over ``clients``: evenly at random, or with ``alpha`` label by
-    label in shares drawn from Dirichlet(alpha), .1 skewed and 100 nearly even, ten samples to each at least where there
-    are so many (:func:`talaria.data.partition.dirichlet`). Where targets are no classes, ``alpha`` skews sizes alone.
-
-    **Newcomers.** Clients of these names, or so many that ``seed`` draws, take no part in the training; they come when
-    it is over, and their samples scale nobody's.
-
-    **Split.** Without one, each client's samples are cut at random, alike for each label: ``test`` of them test,
-    ``validation`` of them validate, the rest train (0.2, 0.1, 0.7). With one, only a client that has no validation
-    sample gets its share from its training part. Samples of ``split`` 3 become the client's ``unlabelled``, scaled as
-    all others. Where neighbouring samples overlap (sliding windows), give a split: a random cut would put halves of the
-    same second into train and test.
-
-    :class:`DataError` names the array, the value and the mend.
-    """
-    return federated(
-        recorded.read(path),
-        f"npz:{path.name}",
-        validation=validation,
-        test=test,
-        layout=layout,
-        standardize=standardize,
-        seed=seed,
-        task=task,
-        clients=clients,
-        alpha=alpha,
-        newcomers=newcomers,
-    )
-
-
-def federated(
+def fields_of(
     raw: Recorded,
-    name: str,
     *,
     validation: float,
     test: float,
@@ -99,8 +34,9 @@ def federated(
     clients: int | None = None,
     alpha: float | None = None,
     newcomers: int | tuple[str, ...] = 0,
-) -> Federated:
-    """The dataset of arrays that are there already; see :func:`load`."""
+) -> dict[str, Any]:
+    """The fields of a :class:`~talaria.data.federated.Federated` but its name, of arrays that are there already; what
+    is made of them is at :func:`talaria.data.npz_file.load`."""
     if layout not in LAYOUTS:
         raise ConfigError(f"data: layout={layout!r} is unknown; use one of {', '.join(LAYOUTS)}")
     if validation < 0 or test <= 0 or validation + test >= 1:
@@ -136,21 +72,23 @@ def federated(
         mean, sd = _scale(x, learned)
         x = (x - mean) / sd
         scaling = {"scaled": "z-scored", "mean": mean.ravel().tolist(), "sd": sd.ravel().tolist()}
-    return Federated(
-        name=name,
-        clients={who: _client(x, y, rows) for who, rows in cuts.items() if who not in late},
-        newcomers={who: _client(x, y, rows) for who, rows in cuts.items() if who in late},
-        labels=labels,
-        task=task,
-        input_shape=x.shape[1:],
-        meta={"layout": done, "split": "as given" if raw.split is not None else "cut at random", **scaling}
-        | (
-            {}
-            if clients is None
-            else {"clients": "dealt evenly" if alpha is None else f"dealt by Dirichlet({alpha:g})"}
-        )
-        | ({"parts": raw.parts} if raw.parts else {}),
-    )
+    found: dict[str, Any] = {
+        "layout": done,
+        "split": "as given" if raw.split is not None else "cut at random",
+        **scaling,
+    }
+    if clients is not None:
+        found["clients"] = "dealt evenly" if alpha is None else f"dealt by Dirichlet({alpha:g})"
+    if raw.parts:
+        found["parts"] = raw.parts
+    return {
+        "clients": {who: _client(x, y, rows) for who, rows in cuts.items() if who not in late},
+        "newcomers": {who: _client(x, y, rows) for who, rows in cuts.items() if who in late},
+        "labels": labels,
+        "task": task,
+        "input_shape": x.shape[1:],
+        "meta": found,
+    }
 
 
 def _dealt(raw: Recorded, strata: Array, clients: int | None, alpha: float | None, seed: int) -> Recorded:

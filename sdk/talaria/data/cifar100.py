@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from talaria import npz
-from talaria.data.federated import Client, Federated, samples
+from talaria.data.client import Client, samples
+from talaria.data.federated import Federated
 from talaria.data.partition import dirichlet, mixed, mixes_of, stratified
 from talaria.errors import ConfigError, DataError
 from talaria.types import Samples

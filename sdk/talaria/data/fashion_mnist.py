@@ -8,7 +8,8 @@ import numpy as np
 
 from talaria import npz
 from talaria.data import idx
-from talaria.data.federated import Client, Federated, samples
+from talaria.data.client import Client, samples
+from talaria.data.federated import Federated
 from talaria.data.partition import mixed, mixes_of
 from talaria.errors import ConfigError, DataError
 from talaria.types import Samples

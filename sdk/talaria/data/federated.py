@@ -7,38 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from talaria import tasks
+from talaria import recorded, tasks
+from talaria.data import arrays
+from talaria.data.client import Client
 from talaria.errors import DataError
 from talaria.foreign import shown
-from talaria.tensors import Array
-from talaria.types import LONGEST_NAME, Samples
+from talaria.types import LONGEST_NAME
 
 _UNWRITTEN = ("Cc", "Cs")
 """Unicode's categories of controls and of halves of a character."""
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client's samples, cut so that nothing measured on ``test`` was seen in ``train`` or ``val``.
-
-    ``train`` and ``test`` hold at least one sample. ``val`` may be empty where a client has too few.
-    """
-
-    train: Samples
-    val: Samples
-    test: Samples
-    unlabelled: Array | None = field(default=None, repr=False, kw_only=True)
-    """Inputs float32 (N, ...) that nobody has labelled: BatchNorm is calibrated on them beside those of ``train``."""
-
-    def __post_init__(self) -> None:
-        for name in ("train", "val", "test"):
-            if not isinstance(part := getattr(self, name), Samples):
-                raise DataError(
-                    f"client: {name} is a {type(part).__name__}; give Samples, of none where there are none"
-                )
-        for name in ("train", "test"):
-            if len(getattr(self, name)) == 0:
-                raise DataError(f"client: {name} holds no sample; give at least one")
 
 
 @dataclass(frozen=True)
@@ -100,7 +77,7 @@ class Federated:
         ``split`` (N,) 0 train, 1 validation, 2 test, 3 unlabelled (whose ``y`` is not read). Of another ``task`` than
         classification ``y`` holds its targets. Without ``client`` all samples are one client's, or dealt over so many
         ``clients``, skewed by Dirichlet(``alpha``) or evenly. ``newcomers``, names or how many, come when the training
-        is over. The options are those of :func:`talaria.data.arrays.load`. Raises
+        is over. The options are those of :func:`talaria.data.npz_file.load`. Raises
         :class:`~talaria.errors.DataError`, naming the array, the
         value and the mend.
 
@@ -108,14 +85,11 @@ class Federated:
         >>> Federated.from_arrays(x, ["rest"] * 10 + ["walk"] * 10, ["anna", "bela"] * 10)
         Federated(name='arrays', labels=('rest', 'walk'), input_shape=(2,))
         """
-        from talaria import recorded
-        from talaria.data import arrays
-
-        raw = recorded.of(x, y, client, split)
-        return arrays.federated(
-            raw, name, validation=validation, test=test, layout=layout, standardize=standardize, seed=seed, task=task,
-            clients=clients, alpha=alpha, newcomers=newcomers,
+        found = arrays.fields_of(
+            recorded.of(x, y, client, split), validation=validation, test=test, layout=layout, standardize=standardize,
+            seed=seed, task=task, clients=clients, alpha=alpha, newcomers=newcomers,
         )  # fmt: skip
+        return cls(name=name, **found)
 
     def _check(self, name: str, client: Client) -> None:
         odd = any(unicodedata.category(letter) in _UNWRITTEN for letter in name)  # joined emoji and scripts are none
@@ -160,8 +134,3 @@ def require_inputs(what: str, x: Any, shape: tuple[int, ...]) -> None:
         )
     if not np.isfinite(x).all():
         raise DataError(f"{what} holds NaN or infinity; drop or repair those windows")
-
-
-def samples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Samples:
-    """Samples of numpy arrays, copied: ``x`` to float32, ``y`` to int64."""
-    return Samples(x.astype(np.float32), y.astype(np.int64))

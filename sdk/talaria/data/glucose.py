@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from talaria.data.federated import Client, Federated
+from talaria.data.client import Client
+from talaria.data.federated import Federated
 from talaria.errors import ConfigError, DataError
 from talaria.types import Samples
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from talaria import plugins, valid
-from talaria.data import arrays, cifar100, fashion_mnist, glucose, smartwatch, vowels
+from talaria.data import cifar100, fashion_mnist, glucose, npz_file, smartwatch, vowels
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.foreign import shown
@@ -15,7 +15,7 @@ from talaria.valid import Options
 NAMES = ("smartwatch", "vowels", "glucose", "fashion-mnist", "npz:FILE", "cifar100:FILE.npz")
 """Talaria's own; FILE stands for a path."""
 
-_FROM_FILE: dict[str, Callable[..., Federated]] = {"npz": arrays.load, "cifar100": cifar100.load}
+_FROM_FILE: dict[str, Callable[..., Federated]] = {"npz": npz_file.load, "cifar100": cifar100.load}
 GROUP = plugins.Group(
     "dataset",
     "talaria.datasets",

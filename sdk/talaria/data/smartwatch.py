@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from talaria.data.federated import Client, Federated, samples
+from talaria.data.client import Client, samples
+from talaria.data.federated import Federated
 from talaria.data.safe_pickle import read_object
 from talaria.errors import ConfigError, DataError
 from talaria.types import Samples

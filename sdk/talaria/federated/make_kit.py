@@ -31,8 +31,9 @@ from talaria.programs.making import Maker
 from talaria.programs.program import Program
 from talaria.programs.source import model_name, name_of
 from talaria.tensors import Tensors
+from talaria.training.interface import Task
 from talaria.training.objectives import LOGITS
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 from talaria.wire.codec import schema_of
 
 _FEW, _BATCHES = 8, 3

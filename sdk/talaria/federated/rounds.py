@@ -33,7 +33,8 @@ from talaria.model.weights import Model, Served, Weights
 from talaria.planning.plan import Plan
 from talaria.tensors import Array, Tensors, only, prefixed, under, without
 from talaria.training.engine import state_of
-from talaria.types import Task, Update, as_delta
+from talaria.training.interface import Task
+from talaria.types import Update, as_delta
 from talaria.wire import download, feedback
 from talaria.wire.codec import TensorSpec, schema_of
 

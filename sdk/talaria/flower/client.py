@@ -11,7 +11,8 @@ from typing import Any
 
 from talaria import valid
 from talaria.data import registry
-from talaria.data.federated import Client, Federated
+from talaria.data.client import Client
+from talaria.data.federated import Federated
 from talaria.errors import ConfigError, DataError, TalariaError, some_of
 from talaria.federated import plan_compat, rounds
 from talaria.federated.run import Engine, Member, Run

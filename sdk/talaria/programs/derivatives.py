@@ -13,8 +13,9 @@ from talaria.programs.vjp import GRADIENT, Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.array_sgd import ArraySGD
 from talaria.training.batching import feed, steps_of
+from talaria.training.interface import Task
 from talaria.training.objectives import LOGITS, CrossEntropy, Curved, Objective, Pull, share_of, slopes_of
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 _AT_ONCE = 256
 """Samples that are looked at together."""

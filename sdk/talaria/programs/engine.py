@@ -25,8 +25,9 @@ from talaria.programs.training import Training
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
 from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, layer_of, orders, steps_of
+from talaria.training.interface import Task
 from talaria.training.objectives import CrossEntropy, Curved, Objective, Pull
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 _AT_ONCE = 64
 """Samples whose features are computed together."""

@@ -16,7 +16,7 @@ from talaria.programs.shapes import Limits
 from talaria.programs.source import Lower, Need, derivative_name, model_name, name_of, twice_name
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
-from talaria.types import Task
+from talaria.training.interface import Task
 
 
 @dataclass(frozen=True)

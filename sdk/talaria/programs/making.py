@@ -28,7 +28,8 @@ from talaria.programs.vjp import Vjp
 from talaria.tensors import Tensors
 from talaria.training import loop
 from talaria.training.frozen_features import halve
-from talaria.types import Recipe, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe
 
 _FED = "fed"
 """The width of what the upper part is fed, where a mask may narrow it."""

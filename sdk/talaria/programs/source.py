@@ -14,7 +14,8 @@ from talaria.programs.look import Look
 from talaria.programs.program import Program
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Tensors
-from talaria.types import Recipe, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from talaria import algorithms, tasks, valid
 from talaria.aggregate.base import Aggregator
 from talaria.algorithms.base import Algorithm
 from talaria.data import registry
-from talaria.data.federated import Client, Federated
+from talaria.data.client import Client
+from talaria.data.federated import Federated
 from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from talaria.data.federated import Client
+from talaria.data.client import Client
 from talaria.errors import ConfigError, ModelError
 from talaria.federated import rounds
 from talaria.federated.plan_compat import recipe_under

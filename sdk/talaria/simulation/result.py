@@ -5,30 +5,37 @@ from __future__ import annotations
 import hashlib
 import importlib
 import math
+import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
-from talaria import valid
+from talaria import tasks, valid
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.global_model import encode_model
 from talaria.federated.run import Run
+from talaria.foreign import shown
 from talaria.model.masks import compact_shape
 from talaria.planning.plan import Plan
 from talaria.privacy.rule import Privacy
 from talaria.simulation import checkpoint
 from talaria.simulation.private_run import figures
-from talaria.simulation.reporting import pair_overlap, write_html
+from talaria.simulation.reporting import mask_overlap, pair_overlap, write_html
 from talaria.simulation.run import Learned, members_of
-from talaria.simulation.run_summary import summary_of
 from talaria.training import evaluation
 from talaria.training.evaluation import Metrics, Report, Summary
+
+BASELINES = ("local", "fedavg", "fedavg_ft")
+"""Who may stand beside a run: everybody alone, plain FedAvg, and FedAvg that each client tunes."""
+_ARRIVED = {"local": "scratch", "fedavg": "zero_shot"}
+"""What the same is called for newcomers."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,7 @@ class Result:
         Raises :class:`~talaria.errors.StateError` where ``path`` cannot be written, and
         :class:`~talaria.errors.ConfigError` for a run of other data, or of another algorithm than those.
         """
-        return write_html(summary_of(self, beside or {}), valid.path("report", "path", path))
+        return write_html(_page(self, beside or {}), valid.path("report", "path", path))
 
     def save(self, folder: str | Path) -> Path:
         """Keep the run in a new ``folder`` (:mod:`talaria.simulation.checkpoint`), for :func:`talaria.resume`.
@@ -196,3 +203,54 @@ class Result:
             "recalled": sum(facts.recalled for facts in history),
             "time": history[-1].time,
         }
+
+
+def _page(result: Result, beside: Mapping[str, Result]) -> dict[str, Any]:
+    """The summary for :func:`talaria.simulation.reporting.write_html`. Raises
+    :class:`~talaria.errors.ConfigError` where ``beside`` has another algorithm than :data:`BASELINES`, or a run of
+    other data or task."""
+    run, masks = result.run, result.learned.masks
+    for name, other in beside.items():
+        if name not in BASELINES:
+            raise ConfigError(f"report: beside={shown(name)} is no baseline; use some of {', '.join(BASELINES)}")
+        if other.asked["fingerprint"] != result.asked["fingerprint"] or other.run.task != run.task:
+            raise ConfigError(f"report: beside[{name!r}] learned from other data; simulate it with the same")
+    everyone = {"personal": result, **beside}
+    whole = sum(value.numel() for value in rounds.template(run.spec).parameters())
+    users: dict[str, Any] = {
+        name: {
+            "accuracy": {method: one.clients[name].accuracy for method, one in everyone.items()},
+            "params_ratio": result.parameters(name) / whole,
+        }
+        for name in result.clients
+    }
+    marks: dict[int, dict[str, float]] = {}
+    for method, one in everyone.items():
+        for number, mark in one.marks.items():
+            marks.setdefault(number, {})[method] = mark
+    out: dict[str, Any] = {
+        "title": f"{run.algorithm} on {result.asked['dataset']}",
+        "subtitle": f"{len(result.clients)} clients, {run.rounds} rounds, {run.spec.name}",
+        "score": tasks.score_word(run.task),
+        "users": users,
+        "accuracy": {method: one.accuracy.mean for method, one in everyone.items()},
+        "rounds": run.rounds,
+        "seed": run.seed,
+        "broker": "none, simulated",
+        "versions": {name: version(name) for name in ("talaria", "torch")} | {"python": platform.python_version()},
+        "curve": [{"round": number, "accuracy": marks[number]} for number in sorted(marks)],
+        "overlap": mask_overlap(masks) if len(masks) > 1 else None,
+    }
+    up, down = result.learned.bytes_whole
+    if up:
+        out["upload_ratio"] = sum(result.learned.bytes_up.values()) / up
+    if down and result.learned.bytes_down is not None:
+        out["download_ratio"] = result.learned.bytes_down / down
+    arrived = {_ARRIVED.get(method, method): one.newcomers for method, one in everyone.items()}
+    known = {method: one for method, one in arrived.items() if one is not None}
+    if result.newcomers is not None:
+        for name in result.newcomers.clients:
+            scores = {method: one.clients[name].accuracy for method, one in known.items()}
+            users[name] = {"role": "newcomer", "accuracy": scores}
+        out["newcomers"] = {"accuracy": {method: one.accuracy.mean for method, one in known.items()}}
+    return out

@@ -7,7 +7,8 @@ from typing import Any
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
-from talaria.data.federated import Client, Federated
+from talaria.data.client import Client
+from talaria.data.federated import Federated
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering, buffered

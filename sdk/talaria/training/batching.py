@@ -7,7 +7,8 @@ import numpy as np
 from talaria.seeds import Draws
 from talaria.tensors import Array
 from talaria.training import augment
-from talaria.types import Recipe, Samples, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples
 
 AT_ONCE = 100
 """Samples that a model is measured on together: maps of small images then stay in a processor's cache."""

@@ -16,9 +16,9 @@ from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors
 from talaria.training.batching import AT_ONCE
-from talaria.training.interface import Engine, Walk
+from talaria.training.interface import Engine, Task, Walk
 from talaria.training.objectives import LOGITS, Aimed, CrossEntropy, Curved, Objective, Pull
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 
 def train(

@@ -25,7 +25,8 @@ from talaria.tensors import Array, Tensors
 from talaria.tensors import only as picked
 from talaria.training import loop
 from talaria.training.batching import LARGEST_CACHE, steps_of
-from talaria.types import Recipe, Samples, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,61 @@
-"""What an engine is: the methods that torch's and the programs' have, and the walk that both make."""
+"""What an engine is given, and what it is: a task, the methods that torch's and the programs' have, and the walk that
+both make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from talaria import seeds
+from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
+from talaria.model.split import Split
 from talaria.model.weights import Model
+from talaria.planning.plan import Plan
+from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
 from talaria.training.objectives import Curved, Objective, Pull
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one device works on in one round.
+
+    ``model`` is one scratch module, already as small as ``mask`` says: it is loaded before each use, never deep-copied;
+    where there is no torch, it is the model's weights alone (:class:`talaria.model.weights.Weights`). All tensors given
+    to an algorithm beside this task are compact in the same way.
+    """
+
+    model: Model = field(repr=False)
+    split: Split = field(repr=False)
+    train: Samples = field(repr=False)
+    val: Samples = field(repr=False)
+    recipe: Recipe
+    classes: int
+    seed: int = 0
+    client: str = "device"
+    round: int = 0
+    mask: ChannelMask | None = field(default=None, repr=False)
+    plan: Plan | None = None
+    engine: Engine | None = field(default=None, repr=False)
+    """Who trains; None for torch."""
+    goal: str = "classification"
+    """What is learned, a text for :func:`talaria.tasks.of`."""
+    newcomer: bool = False
+    """True where this device has learned nothing in this run yet: in its first ``fit``, and where it is served without
+    ever having taken part."""
+    unlabelled: Array | None = field(default=None, repr=False)
+    """Inputs float32 (N, ...) of this device that nobody has labelled: BatchNorm is calibrated on them, too."""
+
+    def draws(self, purpose: str) -> Draws:
+        """Draws of their own for each (seed, client, round, purpose)."""
+        return seeds.draws(self.seed, self.client, self.round, purpose)
+
+    def but(self, **changes: Any) -> Task:
+        """A changed copy."""
+        return replace(self, **changes)
 
 
 class LayerStreams(Protocol):

@@ -15,7 +15,7 @@ from talaria.model.packing import told
 from talaria.model.state import tensor_of
 from talaria.seeds import Draws
 from talaria.training.batching import kept, layer_draws
-from talaria.types import Task
+from talaria.training.interface import Task
 
 _OF_CHANNELS = (Dropout1d, Dropout2d, Dropout3d)
 

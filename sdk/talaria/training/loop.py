@@ -19,10 +19,11 @@ from talaria.model.state import array_of, beside, load, state_of
 from talaria.tensors import Array, Tensors
 from talaria.training import batching
 from talaria.training.batching import AT_ONCE, cut, steps_of
+from talaria.training.interface import Task
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.objectives import Pull
 from talaria.training.sgd import SGD
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 Loss = Callable[[Any, Any, Any], Any]
 """``(module, x, y) -> scalar loss`` on one batch."""

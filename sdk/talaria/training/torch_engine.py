@@ -21,13 +21,13 @@ from talaria.training import loop
 from talaria.training.batching import steps_of
 from talaria.training.frozen_features import train as train_upper
 from talaria.training.functional_sgd import FunctionalSGD
-from talaria.training.interface import Engine, Walk
+from talaria.training.interface import Engine, Task, Walk
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.loop import accuracy, served
 from talaria.training.objectives import Curved, Objective, Pull, share_of, slopes_of
 from talaria.training.sgd import SGD
 from talaria.training.taps import Taps
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 __all__ = ["accuracy", "another", "calibrate", "gradient", "looking", "served", "train", "train_upper", "walk"]
 

@@ -13,7 +13,8 @@ from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.split import Split, split_model
 from talaria.model.state import load, state_of
 from talaria.tensors import Tensors
-from talaria.types import Recipe, Samples, Task, Update
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples, Update
 
 
 class Tiny(nn.Module):

@@ -13,8 +13,9 @@ from talaria.algorithms.sharing import PERSONAL
 from talaria.errors import ConfigError
 from talaria.model.state import state_of, tensor_of, to_torch
 from talaria.tensors import Tensors, copied, equal, only, under
+from talaria.training.interface import Task
 from talaria.training.loop import calibrate
-from talaria.types import Task, Update
+from talaria.types import Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

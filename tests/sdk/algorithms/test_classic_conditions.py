@@ -10,8 +10,9 @@ from talaria.algorithms.base import Algorithm
 from talaria.model.masks import ChannelMask
 from talaria.model.state import state_of
 from talaria.tensors import Tensors, copied, equal
+from talaria.training.interface import Task
 from talaria.training.loop import calibrate, predict
-from talaria.types import Task, Update
+from talaria.types import Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

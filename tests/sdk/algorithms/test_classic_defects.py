@@ -25,8 +25,9 @@ from talaria.model.split import split_model
 from talaria.model.state import load as loaded
 from talaria.model.state import state_of, tensor_of, to_torch
 from talaria.tensors import Tensors, copied, equal, is_float, only, under
+from talaria.training.interface import Task
 from talaria.training.loop import calibrate, train
-from talaria.types import Samples, Task, Update
+from talaria.types import Samples, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

@@ -8,8 +8,9 @@ from talaria.algorithms.fedbabu import FedBABU
 from talaria.errors import ConfigError
 from talaria.model.state import state_of
 from talaria.tensors import Tensors, equal, only
+from talaria.training.interface import Task
 from talaria.training.loop import train
-from talaria.types import Task, Update
+from talaria.types import Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

@@ -9,7 +9,8 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.fedprox import FedProx
 from talaria.errors import ConfigError
 from talaria.tensors import Tensors, copied, equal, minus
-from talaria.types import Task, Update
+from talaria.training.interface import Task
+from talaria.types import Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

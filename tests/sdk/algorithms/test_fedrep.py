@@ -12,8 +12,9 @@ from talaria.errors import ConfigError
 from talaria.model.split import Split
 from talaria.model.state import state_of, tensor_of
 from talaria.tensors import Tensors, copied, equal, only
+from talaria.training.interface import Task
 from talaria.training.loop import accuracy, calibrate
-from talaria.types import Recipe, Samples, Task, Update
+from talaria.types import Recipe, Samples, Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

@@ -29,8 +29,9 @@ from talaria.model.split import Split
 from talaria.model.state import tensor_of
 from talaria.simulation.stragglers import delay
 from talaria.tensors import Array, Tensors
+from talaria.training.interface import Task
 from talaria.training.objectives import LOGITS, Slopes
-from talaria.types import Recipe, Samples, Task, Update
+from talaria.types import Recipe, Samples, Update
 
 CLIENTS = 20
 DIM, OWN = 10, 3

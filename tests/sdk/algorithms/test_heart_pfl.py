@@ -25,8 +25,9 @@ from talaria.model.split import split_model
 from talaria.model.state import load, state_of, tensor_of
 from talaria.tensors import Array, copied, equal, only, under, without
 from talaria.training.engine import gradient
+from talaria.training.interface import Task
 from talaria.training.loop import train
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 Tiny = Callable[..., Task]
 

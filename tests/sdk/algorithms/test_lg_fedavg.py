@@ -13,8 +13,9 @@ from talaria.errors import ConfigError, ModelError
 from talaria.model.state import state_of, tensor_of
 from talaria.model.weights import Served
 from talaria.tensors import Tensors, equal, only
+from talaria.training.interface import Task
 from talaria.training.loop import predict
-from talaria.types import Task, Update
+from talaria.types import Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

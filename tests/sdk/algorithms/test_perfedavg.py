@@ -19,8 +19,9 @@ from talaria.model.state import load, state_of, tensor_of, to_arrays, to_torch
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, copied, equal, only
 from talaria.training.batching import batches
+from talaria.training.interface import Task
 from talaria.training.loop import gradient
-from talaria.types import Task, Update
+from talaria.types import Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

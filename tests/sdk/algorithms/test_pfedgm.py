@@ -40,8 +40,9 @@ from talaria.model.split import split_model
 from talaria.model.state import tensor_of
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, copied, equal
+from talaria.training.interface import Task
 from talaria.training.loop import predict
-from talaria.types import Recipe, Samples, Task, Update
+from talaria.types import Recipe, Samples, Update
 
 Tiny = Callable[..., Task]
 

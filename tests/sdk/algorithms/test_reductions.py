@@ -25,7 +25,8 @@ from talaria.algorithms.sharing import PERSONAL
 from talaria.model.masks import ChannelLayout
 from talaria.model.state import state_of, tensor_of
 from talaria.tensors import Tensors, equal, only, under, without
-from talaria.types import Task, Update
+from talaria.training.interface import Task
+from talaria.types import Update
 
 Tiny = Callable[..., Task]
 Rounds = Callable[..., tuple[list[Update], Tensors, Tensors]]

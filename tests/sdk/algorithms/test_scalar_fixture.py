@@ -12,7 +12,7 @@ from talaria.algorithms.fedprox import FedProx
 from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.sharing import PERSONAL
 from talaria.tensors import Tensors
-from talaria.types import Task
+from talaria.training.interface import Task
 
 Bowl = Callable[..., Task]
 

@@ -21,9 +21,10 @@ from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of, tensor_of
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, equal, under, without
+from talaria.training.interface import Task
 from talaria.training.loop import predict
 from talaria.training.objectives import cross_entropy
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 Tiny = Callable[..., Task]
 

@@ -13,7 +13,8 @@ from talaria.model.state import state_of
 from talaria.planning import latency_model
 from talaria.planning import profile as profiles
 from talaria.planning.profile import Profile
-from talaria.types import Recipe, Samples, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples
 from talaria_bench import adapters, planner
 
 

@@ -21,8 +21,9 @@ from talaria.tensors import equal
 from talaria.training import frozen_features, loop, torch_engine
 from talaria.training.batching import feed
 from talaria.training.engine import train
+from talaria.training.interface import Task
 from talaria.training.objectives import CrossEntropy, Pull, Slopes, cross_entropy
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 RECIPE = Recipe(lr=0.01, momentum=0.9, weight_decay=0.01, smoothing=0.1, epochs=1, batch=16)
 

@@ -10,8 +10,9 @@ from talaria import seeds
 from talaria.model.split import Split
 from talaria.seeds import Draws
 from talaria.training import batching
+from talaria.training.interface import Task
 from talaria.training.layer_draws import LayerDraws
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 
 @given(count=st.integers(1, 40), size=st.integers(1, 12))

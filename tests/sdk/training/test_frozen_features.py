@@ -14,7 +14,8 @@ from talaria.model.state import load, state_of, tensor_of
 from talaria.planning.memory import train_only
 from talaria.tensors import Tensors
 from talaria.training import frozen_features, loop
-from talaria.types import Recipe, Samples, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples
 
 
 def task_of(

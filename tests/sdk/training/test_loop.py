@@ -20,8 +20,9 @@ from talaria.training import augment, batching, loop
 from talaria.training.batching import feed
 from talaria.training.engine import never_trained, ready
 from talaria.training.functional_sgd import FunctionalSGD
+from talaria.training.interface import Task
 from talaria.training.objectives import Pull
-from talaria.types import Recipe, Samples, Task
+from talaria.types import Recipe, Samples
 
 
 class Net(nn.Module):

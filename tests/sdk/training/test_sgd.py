@@ -46,7 +46,8 @@ import numpy as np, torch
 from talaria.model.split import split_model
 from talaria.model.state import state_of
 from talaria.training import loop
-from talaria.types import Recipe, Samples, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples
 model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
 data = Samples(np.ones((5, 3), np.float32), np.zeros(5, np.int64))
 task = Task(model, split_model(model, "1"), data, data, Recipe(epochs=1, batch=4, lr=0.1, momentum=0.9), 2)

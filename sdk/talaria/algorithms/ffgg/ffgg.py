@@ -34,8 +34,9 @@ from talaria.model.split import Split
 from talaria.tensors import Tensors, minus, only
 from talaria.training.batching import steps_of
 from talaria.training.engine import aim_of, calibrate, ready, served, train
+from talaria.training.interface import Task
 from talaria.training.objectives import Objective
-from talaria.types import Recipe, Task, Update
+from talaria.types import Recipe, Update
 
 if TYPE_CHECKING:
     from talaria.model.weights import Model

@@ -5,8 +5,9 @@ import numpy as np
 from talaria.tensors import Tensors
 from talaria.training import augment
 from talaria.training.engine import gradient
+from talaria.training.interface import Task
 from talaria.training.objectives import Objective, share_of
-from talaria.types import Samples, Task
+from talaria.types import Samples
 
 CHUNK = 1024
 """Samples whose gradient is taken at once."""

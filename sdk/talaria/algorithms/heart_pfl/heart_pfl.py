@@ -37,8 +37,9 @@ from talaria.errors import ConfigError
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.engine import ready, served, state_of, train
+from talaria.training.interface import Task
 from talaria.training.objectives import Pull
-from talaria.types import Task, Update
+from talaria.types import Update
 
 if TYPE_CHECKING:
     from talaria.model.weights import Model

@@ -11,8 +11,9 @@ from talaria.errors import ModelError
 from talaria.model.split import Split
 from talaria.tensors import Array, Tensors
 from talaria.training.engine import looking
+from talaria.training.interface import Task
 from talaria.training.objectives import LOGITS, MEAN, Slopes, cross_entropy
-from talaria.types import Samples, Task
+from talaria.types import Samples
 
 DEPTHS = 4
 RESNET = tuple(f"layer{k}" for k in range(1, DEPTHS + 1))

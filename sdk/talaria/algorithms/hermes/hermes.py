@@ -44,7 +44,8 @@ from talaria.model import masks
 from talaria.model.split import Split
 from talaria.tensors import Tensors, without
 from talaria.training.engine import accuracy, calibrate, ready, served, train
-from talaria.types import Task, Update
+from talaria.training.interface import Task
+from talaria.types import Update
 
 if TYPE_CHECKING:
     from talaria.model.weights import Model

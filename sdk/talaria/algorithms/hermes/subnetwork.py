@@ -19,7 +19,8 @@ from talaria.model.widths import aligned
 from talaria.planning.plan import Plan
 from talaria.tensors import Array, Tensors
 from talaria.training.engine import accuracy, gradient, train
-from talaria.types import Recipe, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe
 
 KINDS: tuple[Kind, ...] = ("l1", "bn", "taylor")
 

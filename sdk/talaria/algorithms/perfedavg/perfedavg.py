@@ -30,8 +30,8 @@ from talaria.algorithms.sharing import update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
 from talaria.training.engine import ready, served, train, walk
-from talaria.training.interface import LayerStreams, Walk
-from talaria.types import Recipe, Task, Update
+from talaria.training.interface import LayerStreams, Task, Walk
+from talaria.types import Recipe, Update
 
 if TYPE_CHECKING:
     from talaria.model.weights import Model

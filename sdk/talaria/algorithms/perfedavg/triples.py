@@ -8,7 +8,7 @@ from talaria.seeds import Draws
 from talaria.tensors import Array
 from talaria.training import augment
 from talaria.training.batching import batches, steps_of
-from talaria.types import Task
+from talaria.training.interface import Task
 
 Batch = tuple[Array, Array]
 """Inputs (B, ...) and labels (B,)."""

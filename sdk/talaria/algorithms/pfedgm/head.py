@@ -17,7 +17,7 @@ from talaria.aggregate import class_statistics as pooled
 from talaria.algorithms.pfedgm import gaussian
 from talaria.algorithms.pfedgm.gaussian import Statistics
 from talaria.tensors import Array, Tensors
-from talaria.types import Task
+from talaria.training.interface import Task
 
 CENTRES, HELD = "own/centres", "own/held"
 """Among a device's private tensors: its class means (C, k), and which classes it holds (C,)."""

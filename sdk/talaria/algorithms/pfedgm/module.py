@@ -11,7 +11,7 @@ from talaria.model.cloning import clone
 from talaria.model.state import state_of, tensor_of
 from talaria.tensors import Tensors
 from talaria.training.engine import served
-from talaria.types import Task
+from talaria.training.interface import Task
 
 
 class Projected(Module):

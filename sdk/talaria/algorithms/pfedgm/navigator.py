@@ -18,7 +18,7 @@ from talaria.model.split import Split
 from talaria.model.weights import Weights
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
-from talaria.types import Task
+from talaria.training.interface import Task
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -19,8 +19,8 @@ from talaria.algorithms.pfedgm.navigator import (
 from talaria.algorithms.pfedgm.resampling import sampled_log_prior, virtual_features
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
+from talaria.training.interface import Task
 from talaria.training.objectives import INTO, Slopes, cross_entropy
-from talaria.types import Task
 
 
 @dataclass(frozen=True)

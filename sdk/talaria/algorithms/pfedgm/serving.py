@@ -5,8 +5,8 @@ from talaria.algorithms.pfedgm.navigator import last_layer
 from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors, only
 from talaria.training.engine import looking, served
+from talaria.training.interface import Task
 from talaria.training.objectives import INTO
-from talaria.types import Task
 
 
 def entering(task: Task, state: Tensors) -> Array:

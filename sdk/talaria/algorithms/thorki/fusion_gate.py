@@ -15,8 +15,9 @@ from talaria import seeds
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors
 from talaria.training.engine import looking
+from talaria.training.interface import Task
 from talaria.training.objectives import LOGITS, cross_entropy, log_softmax
-from talaria.types import Samples, Task
+from talaria.types import Samples
 
 HIDDEN = 16
 HELD_OUT = 5

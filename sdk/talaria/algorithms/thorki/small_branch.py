@@ -12,7 +12,8 @@ from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.tensors import Tensors
 from talaria.training.engine import another, state_of, train
-from talaria.types import Recipe, Samples, Task
+from talaria.training.interface import Task
+from talaria.types import Recipe, Samples
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -37,7 +37,8 @@ from talaria.errors import ModelError
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.engine import ready, served, state_of, train
-from talaria.types import Samples, Task, Update
+from talaria.training.interface import Task
+from talaria.types import Samples, Update
 
 if TYPE_CHECKING:
     from talaria.model.weights import Model
