@@ -147,7 +147,7 @@ class Program:
     @cached_property
     def session(self) -> Session:
         """ONNX Runtime's session of this program, made when it is first asked for."""
-        return Session(self._data)
+        return Session(self._data, steady=True)
 
     def _fits(self, feed: Mapping[str, Array]) -> None:
         """Raises unless every input is there in its dtype, widths agree, and the step stays within the limits."""

@@ -33,19 +33,31 @@ def runtime() -> str:
     return str(ort.__version__)
 
 
-class Session:
-    """A program's file, loaded by stock ONNX Runtime to run on the calling thread alone."""
+def _given_back() -> Any:
+    """Options of a run after which all free memory goes back: what the first one took, operator by operator, would lie
+    beside the block of those that follow."""
+    import onnxruntime as ort
 
-    def __init__(self, data: bytes) -> None:
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+class Session:
+    """A program's file, loaded by stock ONNX Runtime to run on the calling thread alone. ``steady`` ones are run on the
+    same few shapes again and again: each run takes its memory as one block, not once for each operator."""
+
+    def __init__(self, data: bytes, *, steady: bool = False) -> None:
         try:
             import onnxruntime
         except ImportError as error:
             raise ConfigError(f"a program needs onnxruntime ({error}): pip install 'talaria[predict]'") from error
         self._refusals: tuple[type[Exception], ...] = (TypeError, *refusals())
+        self._steady, self._met = steady, set[tuple[tuple[int, ...], ...]]()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
-        options.enable_mem_pattern = False  # a block for each combination of shapes, beside what the first run took
+        options.enable_mem_pattern = steady  # the first run of some shapes is watched, the next ones take a block
         # to look for buffers that fit takes the square of the operators (3 s for 3200, else .2), and as batches have no
         # size in a graph, none do: memory and time of a step are the same
         options.enable_mem_reuse = False
@@ -58,10 +70,10 @@ class Session:
 
     def __call__(self, outputs: Sequence[str], feed: Mapping[str, Array]) -> list[Array]:
         """The named outputs. Raises :class:`~talaria.errors.WireError` where ONNX Runtime refuses."""
-        try:
-            found: list[Array] = self._session.run(outputs, feed)
-        except self._refusals as why:
-            raise WireError(f"program: ONNX Runtime could not run it ({short(why)}); build it again") from None
+        shapes = tuple(value.shape for value in feed.values()) if self._steady else ()
+        first = [_given_back()] if self._steady and shapes not in self._met else []
+        self._met.add(shapes)
+        found: list[Array] = self._run(partial(self._session.run, outputs, feed), first)
         return found
 
     def bound(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
@@ -71,11 +83,16 @@ class Session:
         for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, array in arrays.items():
                 bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        return partial(self._call, binding, inputs, outputs)
+        first = [_given_back()] if self._steady else []
+        return partial(self._run, partial(self._session.run_with_iobinding, binding), first, inputs, outputs)
 
-    def _call(self, binding: Any, *held: Mapping[str, Array]) -> None:
-        """``held`` are the arrays, of which the binding knows the addresses alone."""
+    def _run(self, run: Callable[[Any], Any], first: list[Any], *held: Mapping[str, Array]) -> Any:
+        """What ``run`` gives, by options of its ``first`` time if any. ``held`` are arrays of which a binding knows the
+        addresses alone."""
+        options = first.pop() if first else None
         try:
-            self._session.run_with_iobinding(binding)
+            return run(options)
         except self._refusals as why:
+            if options is not None:  # where ONNX Runtime has no arena, it refuses to give any of it back
+                return self._run(run, first, *held)
             raise WireError(f"program: ONNX Runtime could not run it ({short(why)}); build it again") from None
