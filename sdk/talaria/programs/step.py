@@ -25,7 +25,7 @@ from talaria.programs.longest import require_none
 from talaria.programs.merged import parted, whole_batch
 from talaria.programs.nodes import Layer, resolved
 from talaria.programs.tracing import Tracer
-from talaria.programs.turning import batch_first, counted_with_the_batch_first
+from talaria.programs.turning import batch_first, counted_with_the_batch_first, name_of
 from talaria.programs.updates import updates
 from talaria.training import loop
 from talaria.types import Recipe
@@ -214,7 +214,7 @@ def forward(step: Step, module: Module, x: Map, *, folded: bool = False) -> Pass
             raise refused(layer, "changes in place what another layer reads", "use inplace=False")
         trains = any(p.requires_grad for p in own.parameters()) or found.trains
         given = [maps[one] for one in read]
-        step.folds = folded and all(given and _takes_in(user, node, module, given[0].lead) for user in node.users)
+        step.folds = folded and bool(given) and _taken_in(node, module, given[0].lead)
         with counted_with_the_batch_first(node, second):
             maps[node], back = rule(step, layer, own, given)
         held[node] = found.gives or maps[node]
@@ -248,13 +248,29 @@ def _require_one_name(module: Module) -> None:
             raise refused(key.rpartition(".")[0], f"shares its {key.rpartition('.')[2]} with {first!r}", mend)
 
 
+def _taken_in(node: fx.Node, module: Module, lead: Sequence[int]) -> bool:
+    """Whether all that read rows are weights, narrow enough to take their scale and shift in."""
+    return all(_takes_in(user, node, module, lead) for user in node.users)
+
+
 def _takes_in(user: fx.Node, node: fx.Node, module: Module, lead: Sequence[int]) -> bool:
-    """Whether what reads ``node`` are weights, narrow enough to take its scale and shift in."""
-    if user.op != "call_module" or user.kwargs.get("key_padding_mask") is node:
+    if user.op != "call_module":
+        return _averages(user, node, 2 + len(lead)) and _taken_in(user, module, lead)
+    if user.kwargs.get("key_padding_mask") is node:
         return False
     own = module.get_submodule(str(user.target))
     wide = own.out_features if type(own) is Linear else 3 * own.embed_dim if type(own) is MultiheadAttention else None
     return wide is not None and wide <= WIDEST * prod(lead)
+
+
+def _averages(user: fx.Node, node: fx.Node, many: int) -> bool:
+    """Whether it is the mean of ``node``, of ``many`` dimensions, over whole rows: over neither batch nor width."""
+    if name_of(user) != "mean":
+        return False
+    first, *rest = user.args
+    dim = rest[0] if rest else user.kwargs.get("dim")
+    dims = dim if isinstance(dim, list | tuple) else [dim]
+    return first is node and all(isinstance(one, int) and 0 < one % many < many - 1 for one in dims)
 
 
 def _in_place(node: fx.Node, own: Module) -> bool:

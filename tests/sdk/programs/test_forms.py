@@ -48,8 +48,8 @@ def test_the_slopes_of_biases_are_products_with_ones(graph):
     ones |= {node.outputs[0] for node in of(graph, "Reshape") if node.inputs[0] in ones}
     summed = [node for node in of(graph, "MatMul") if node.inputs[0] in ones]
     assert len(summed) >= 7  # of places, of embedding, and of both layers' output, linear1 and linear2
-    # two over channels in each attention, and four slopes of scales over a small matrix
-    assert len(of(graph, "ReduceSum")) == 8
+    # two over channels in each attention, and five slopes of scales over a small matrix
+    assert len(of(graph, "ReduceSum")) == 9
 
 
 def test_what_a_softmax_takes_off_is_one_more_channel_of_a_product(graph):
@@ -65,8 +65,12 @@ def test_what_a_softmax_takes_off_is_one_more_channel_of_a_product(graph):
 def test_weights_take_the_scale_of_a_normalized_sequence_in(graph):
     even = {node.outputs[0] for node in of(graph, "LayerNormalization")}
     read = [node.kind for node in graph.nodes for name in node.inputs if name in even]
-    # of five, four stand before weights: forward, and in the gradient of weights; the last one is averaged
+    # of five, four stand before weights: forward, and in the gradient of weights; the last one is averaged first
     assert read.count("Gemm") == 8
+    scales = {port.name for port in graph.inputs if "norm" in port.name and port.name.startswith("weight/")}
+    assert len(scales) == 10
+    met = [node for node in of(graph, "Mul") if scales.intersection(node.inputs) and even.intersection(node.inputs)]
+    assert not met
 
 
 @pytest.mark.parametrize(("wide", "folded"), [(48, True), (49, False)])
@@ -75,6 +79,46 @@ def test_wide_weights_take_no_scale_in(wide, folded):
     (norm,) = of(graph, "LayerNormalization")
     readers = [node for node in graph.nodes if norm.outputs[0] in node.inputs]
     assert folded == any(node.kind == "Gemm" for node in readers)
+
+
+class Averaged(nn.Module):
+    """A normalized sequence of which something is read that ``how`` makes."""
+
+    def __init__(self, how) -> None:
+        super().__init__()
+        self.below, self.norm, self.head, self.how = nn.Linear(3, 6), nn.LayerNorm(6), nn.Linear(6, 4), how
+
+    def forward(self, x):
+        return self.how(self, self.norm(self.below(x.transpose(1, 2))))
+
+
+HOW = {
+    "the mean over moments": (True, lambda own, y: own.head(y.mean(dim=1))),
+    "counted from the end": (True, lambda own, y: own.head(y.mean(-2))),
+    "kept": (True, lambda own, y: own.head(y.mean((1,), keepdim=True)).squeeze(1)),
+    "of torch": (True, lambda own, y: own.head(torch.mean(y, dim=1))),
+    "read twice": (True, lambda own, y: own.head(y.mean(1)) + own.head(y).mean(1)),
+    "the sum": (False, lambda own, y: own.head(y.sum(1))),
+    "the mean over width": (False, lambda own, y: own.head(y.mean(2)[:, :6])),
+    "the mean of all": (False, lambda own, y: own.head(y + y.mean((1, 2), keepdim=True)).mean(1)),
+    "read by no weights too": (False, lambda own, y: own.head(y.mean(1)) + y.mean(1)[:, :4]),
+    "the largest": (False, lambda own, y: own.head(y.amax(1))),
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_mean_of_normalized_moments_hands_their_scale_on_to_its_weights(how):
+    torch.manual_seed(0)
+    folded, way = HOW[how]
+    own = Averaged(way)
+    with torch.no_grad():
+        own.norm.weight.uniform_(0.5, 2)
+        own.norm.bias.normal_()
+    spec = zoo.keep(own, LINE, 4)
+    program = Program(packed(spec, zoo.build(spec), None, "all", Recipe()))  # which compares it with float64
+    (norm,) = of(program.graph, "LayerNormalization")
+    met = [node for node in of(program.graph, "Mul") if norm.outputs[0] in node.inputs]
+    assert folded == all("weight/norm.weight" not in node.inputs for node in met)
 
 
 @pytest.mark.parametrize("only", [["one.weight"], ["norm.weight"], ["norm.bias", "two.bias"], ["below.weight"]])

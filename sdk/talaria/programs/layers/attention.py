@@ -66,8 +66,10 @@ def attention(
         before = draft.product(out, g, rank=2, turn_a=True, turn_b=True)
         slope = _by_heads(step, before, each, queries)
         # what a softmax takes off, the sum over share * (slope^T v), is that over the shorter columns of the output
-        # and is taken off inside of the product, as one more channel: a pass of its own takes as long as the product
-        met = draft.sum(draft.op("Mul", slope, mixed), 2, keep=True)
+        # and is taken off inside of the product, as one more channel: a pass of its own takes as long as the product.
+        # It is added up before heads stand behind the batch: that takes a fifth
+        both = draft.op("Reshape", draft.op("Mul", before, flat), _apart(step, each, queries))
+        met = draft.op("Unsqueeze", draft.sum(both, 1), draft.ints(2))
         if draw is None:
             less = draft.op("Pad", v, draft.ints(0, 0, 0, 0, 0, 0, 1, 0), draft.constant(-1.0))
             towards = draft.op("MatMul", _turned(draft, draft.op("Concat", slope, met, axis=2)), less)
@@ -174,8 +176,12 @@ def _drawn(step: Step, place: str, own: MultiheadAttention, share: str, queries:
 def _by_heads(step: Step, value: str, each: int, length: int) -> str:
     """(heads x each, batch x length) as (heads, batch, each, length), however many heads a mask leaves."""
     draft = step.draft
-    sizes = draft.op("Concat", draft.ints(-1, each), step.batch, draft.ints(length), axis=0)
-    return draft.transpose(draft.op("Reshape", value, sizes), 0, 2, 1, 3)
+    return draft.transpose(draft.op("Reshape", value, _apart(step, each, length)), 0, 2, 1, 3)
+
+
+def _apart(step: Step, each: int, length: int) -> str:
+    """The sizes (heads, each, batch, length), however many heads a mask leaves."""
+    return step.draft.op("Concat", step.draft.ints(-1, each), step.batch, step.draft.ints(length), axis=0)
 
 
 def _together(draft: Draft, value: str) -> str:

@@ -8,6 +8,7 @@ by value sees two dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 
 from torch.nn import Module
@@ -170,6 +171,7 @@ def averaged(
     share = 1.0 if whole else 1 / prod(step.known(sizes(x)[axis - 1]) for axis in gone)
     full = opened(step, x.value, x)
     y = filled(step, (draft.sum if whole else draft.mean)(full, *gone, keep=keep), out)
+    y = replace(y, affine=x.affine)  # only a mean of whole rows is asked for where there is one
 
     def back(g: str, wanted: Sequence[bool]) -> Sequence[str | None]:
         each = opened(step, g if whole else draft.op("Mul", g, draft.number(share, 2 + len(out.space))), out)
