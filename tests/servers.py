@@ -169,12 +169,17 @@ def serving_s3():
             server.stop()
 
 
-@contextmanager
 def serving_small_packets(folder, size):
     """The URL of a Mosquitto that takes packets of ``size`` bytes."""
+    return serving_mosquitto(folder, f"max_packet_size {size}")
+
+
+@contextmanager
+def serving_mosquitto(folder, lines):
+    """The URL of a Mosquitto for everybody, with these lines in its settings."""
     port = free_port()
     config = folder / f"mosquitto-{port}.conf"
-    config.write_text(f"listener {port} 127.0.0.1\nuser root\nallow_anonymous true\nmax_packet_size {size}\n")
+    config.write_text(f"listener {port} 127.0.0.1\nuser root\nallow_anonymous true\n{lines}\n")
     process = subprocess.Popen([find_mosquitto(), "-c", config], stderr=subprocess.DEVNULL)
     try:
         end = time.monotonic() + 20

@@ -31,7 +31,7 @@ from talaria.wire.topics import Topic, parse
 from talaria.wire.validity import day_of, validities
 from talaria_edge.config import DeviceConfig, load_config
 from talaria_edge.data import DeviceData, NpzSource, checked, require_learnable
-from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe
+from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe, unheard
 from talaria_edge.recording.folder import FolderSource
 from talaria_edge.storage.state import DeviceStore, has_left
 
@@ -208,10 +208,7 @@ async def _fleet(
     finally:
         await transport.close()
     if birth is None:
-        said = (
-            f"nobody of fleet {config.fleet!r} was heard in {wait_s:g} s; it has never run at this broker, or [fleet] "
-        )
-        return [*found, Finding("coordinator", "wrong", said + "name is another one")]
+        return [*found, Finding("coordinator", "wrong", unheard(config.fleet, wait_s))]
     if not birth.online:
         found.append(Finding("coordinator", "note", "away just now; what it said last is looked at"))
     try:

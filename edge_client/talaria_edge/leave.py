@@ -17,7 +17,7 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
 from talaria.protocol.driver import Driver
-from talaria.wire.mqtt import LinkDown, LinkUp, Transport, Will
+from talaria.wire.mqtt import LinkDown, LinkUp, NotTaken, Transport, Will
 from talaria_edge import home_assistant as ha
 from talaria_edge.config import DeviceConfig
 from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach, require_safe
@@ -98,8 +98,11 @@ class _Leaving:
         self._feed(e.Connecting(time.monotonic()))
         return Will(*self._half.will(self._state))
 
-    def _linked(self, change: LinkUp | LinkDown) -> None:
-        self._up = isinstance(change, LinkUp)
+    def _linked(self, change: LinkUp | LinkDown | NotTaken) -> None:
+        if isinstance(change, NotTaken):
+            self._said = change.reason
+        else:
+            self._up = isinstance(change, LinkUp)
 
     async def _say(self) -> None:
         while True:

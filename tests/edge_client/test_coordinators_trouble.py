@@ -14,6 +14,7 @@ from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
+from talaria_edge.agent import agent
 
 
 def test_it_ends_though_a_round_cannot_be_committed_which_the_next_start_does(house, run_all, a_run, monkeypatch):
@@ -78,3 +79,23 @@ def test_a_coordinator_is_told_that_a_device_follows_one_that_began_later(house,
     (told,) = ahead.of("outrun", "anna")
     assert f"a coordinator that began at {day_of(later)[:10]}" in told["reason"]
     assert "start this one once with its clock set ahead of that" in told["reason"]
+
+
+def test_a_device_that_hears_no_coordinator_says_so(house, run_all, a_run, monkeypatch):
+    """A wrong name of the fleet, or a broker that forbids it to read: the journal ended with `connected`."""
+    monkeypatch.setattr(agent, "UNHEARD_S", 0.2)
+    one = house(a_run(rounds=1), names=("anna",))
+
+    async def lived():
+        alone = asyncio.create_task(one.agent("anna"))
+        while not one.of("error"):
+            await asyncio.sleep(0.02)
+        serving = asyncio.create_task(one.serve())
+        await alone
+        await serving
+
+    run_all(lived(), seconds=60)
+    (told,) = one.of("error")
+    assert told["device"] == "anna"
+    assert "nobody of fleet 'watch' was heard in 0.2 s; it has never run at this broker" in told["error"]
+    assert "does not let this device read fl/1/watch/co/#" in told["error"]

@@ -3,6 +3,9 @@
 import asyncio
 import socket
 
+import pytest
+from servers import serving_mosquitto
+
 from talaria import tensors
 from talaria.errors import StateError
 from talaria_coordinator.server.served import Served
@@ -44,6 +47,19 @@ def test_a_password_that_is_not_there_is_told_before_anything_is_ready(fleet, a_
     assert (status, out) == (1, "")
     assert "gone cannot be read" in errors
     assert "write the password there" in errors
+
+
+@pytest.mark.parametrize(("who", "topic"), [("agent", "d/anna/up/#"), ("coordinator", "d/anna/cmd")])
+def test_what_the_broker_does_not_let_somebody_say_is_told_to_whoever_says_it(fleet, a_run, tmp_path, who, topic):
+    (tmp_path / "acl").write_text(f"topic deny fl/1/watch/{topic}\ntopic readwrite #\n")
+    tmp_path.chmod(0o755)
+    (tmp_path / "acl").chmod(0o644)
+    with serving_mosquitto(tmp_path, f"acl_file {tmp_path / 'acl'}") as url:
+        one = fleet(a_run(rounds=1), broker=url, devices=("anna",))
+        programs = {"coordinator": one.serve(), "agent": one.agents(url)}
+        told = programs[who].wait_for("error")["error"]
+    assert f"the broker refuses what is published on fl/1/watch/{topic}: Not authorized" in told
+    assert "correct its access list (ACL), or the user name here" in told
 
 
 def test_a_damaged_private_state_is_named_and_not_overwritten(fleet, a_run, command):

@@ -29,7 +29,7 @@ from talaria.protocol.words import UPLOAD
 from talaria.wire.chunks import FileAssembly, describe
 from talaria.wire.mqtt import Mqtt
 from talaria.wire.topics import device_filters
-from talaria.wire.transport import LinkDown, LinkUp, Will
+from talaria.wire.transport import LinkDown, LinkUp, NotTaken, Will
 from talaria_bench.fleet.secure_devices import SecurePart, value_of
 from talaria_edge.agent.secure import Said
 
@@ -154,7 +154,7 @@ class Light:
         self._feed(e.Connecting(time.monotonic()))
         return Will(*self._half.will(self._state))
 
-    def _linked(self, change: LinkUp | LinkDown) -> None:
+    def _linked(self, change: LinkUp | LinkDown | NotTaken) -> None:
         if isinstance(change, LinkDown):
             self._told("cut", device=self.name, chunks=self._tally.chunks)
 

@@ -23,7 +23,7 @@ from talaria.protocol.coordinator.state import credit_of
 from talaria.protocol.driver import Driver, Sent
 from talaria.protocol.state_codec import Saver
 from talaria.wire.chunks import ROOM, Cut, chunk_within, most_within
-from talaria.wire.mqtt import LinkDown, LinkUp, Transport, Will
+from talaria.wire.mqtt import LinkDown, LinkUp, NotTaken, Transport, Will
 from talaria.wire.topics import Topic
 from talaria.wire.validity import watch
 from talaria_coordinator.config.fleet import FleetConfig
@@ -253,7 +253,10 @@ class Service:
             if left:
                 self._tell("broker-lists", mend=left)
 
-    def _linked(self, change: LinkUp | LinkDown) -> None:
+    def _linked(self, change: LinkUp | LinkDown | NotTaken) -> None:
+        if isinstance(change, NotTaken):
+            self._tell("error", error=change.reason)
+            return
         self._up = isinstance(change, LinkUp)
         if isinstance(change, LinkUp):
             self._fit(self._transport.largest)

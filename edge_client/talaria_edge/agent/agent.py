@@ -25,7 +25,7 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
 from talaria.protocol.driver import Driver
-from talaria.wire.mqtt import LinkDown, LinkUp, Will
+from talaria.wire.mqtt import LinkDown, LinkUp, NotTaken, Will
 from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import training_policy
 from talaria_edge.agent.goodbye import Parting
@@ -39,7 +39,7 @@ from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
-from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach
+from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach, unheard
 from talaria_edge.storage import tensor_files
 from talaria_edge.storage.state import SECURE, DeviceStore
 from talaria_edge.training_policy import Reading
@@ -47,6 +47,8 @@ from talaria_edge.training_policy import Reading
 Report = Callable[[dict[str, Any]], None]
 INBOX = 256
 WARN_AGAIN_S = 3600.0
+UNHEARD_S = 60.0
+"""Seconds after which a device whose broker has no word of a coordinator says so."""
 FAREWELL_S = 30.0
 """Seconds for which a device that is done repeats its goodbye to a coordinator that does not answer."""
 
@@ -99,6 +101,8 @@ class Agent:
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
         self._met: tuple[int, bytes] | None = None
         """The coordinator's epoch and run that were told last."""
+        self._heard = False
+        """Whether a coordinator of this fleet was heard."""
         self.was_up = False
         self._served: tuple[str, bytes] | None = None  # the run and the global model that were personalized last
         self._result: dict[str, Any] | None = None
@@ -175,8 +179,10 @@ class Agent:
         self._feed(e.Connecting(time.monotonic()))
         return Will(*self._half.will(self._state))
 
-    def _linked(self, change: LinkUp | LinkDown) -> None:
-        if isinstance(change, LinkUp):
+    def _linked(self, change: LinkUp | LinkDown | NotTaken) -> None:
+        if isinstance(change, NotTaken):
+            self._tell("error", error=change.reason)
+        elif isinstance(change, LinkUp):
             self.was_up = True
             self._rounds.largest = self._transport.largest
             self._tell("connected", broker=self.config.broker)
@@ -184,7 +190,7 @@ class Agent:
             self._tell("disconnected", error=change.reason)
 
     def _warn(self, reason: str) -> None:
-        """What the coordinator finds wrong with this device, once an hour."""
+        """What is wrong with this device, as its coordinator finds, or with its way there, once an hour."""
         if reason != self._warned[0] or time.monotonic() - self._warned[1] >= WARN_AGAIN_S:
             self._warned = reason, time.monotonic()
             self._tell("error", error=reason)
@@ -194,9 +200,12 @@ class Agent:
         return [] if self._tls is None else warnings(validities(self._tls), now)
 
     async def _tick(self) -> None:
+        begun = time.monotonic()
         while True:
             await asyncio.sleep(self.config.retry_s / 2)
             await self._driver.inbox.put(e.Tick(time.monotonic()))
+            if not self._heard and time.monotonic() - begun >= UNHEARD_S:
+                self._warn(unheard(self.config.fleet, UNHEARD_S))
 
     # -- the machine
 
@@ -267,6 +276,7 @@ class Agent:
                 self._tell("refused", topic=action.topic, reason=action.reason)
 
     def _meet(self, seen: a.CoordinatorSeen) -> None:
+        self._heard = True
         if not seen.online:
             self._met = None
             self._tell("coordinator-away", epoch=seen.epoch)

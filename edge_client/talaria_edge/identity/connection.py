@@ -62,6 +62,14 @@ def require_safe(config: DeviceConfig) -> None:
     broker_url.require_safe(Address.parse(config.broker).host, config.broker, config.identity is not None, mend)
 
 
+def unheard(fleet: str, seconds: float) -> str:
+    """Why a broker that is reached may have nothing of a coordinator."""
+    return (
+        f"nobody of fleet {fleet!r} was heard in {seconds:g} s; it has never run at this broker, [fleet] name is "
+        f"another one, or the broker does not let this device read fl/1/{fleet}/co/#"
+    )
+
+
 async def reach(transport: Transport, patience_s: float, tell: Callable[..., Any]) -> None:
     """The first connection; afterwards the transport reconnects by itself. ``patience_s=0`` tries for ever, else
     :class:`~talaria.errors.TransportError` is raised once it is over."""

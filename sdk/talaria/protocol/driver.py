@@ -17,7 +17,7 @@ from talaria.protocol.actions import Publish, SendChunks
 from talaria.protocol.events import Connected, Received
 from talaria.protocol.transfer import chunk_frames
 from talaria.wire.chunks import Cut
-from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Transport
+from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, NotTaken, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +58,11 @@ class Driver:
 
     @asynccontextmanager
     async def linked(
-        self, transport: Transport, start: Work, changed: Callable[[LinkUp | LinkDown], None]
+        self, transport: Transport, start: Work, changed: Callable[[LinkUp | LinkDown | NotTaken], None]
     ) -> AsyncIterator[None]:
-        """Hold the link that ``start`` opens, and close it in the end; ``changed`` is told when it goes up or down. The
-        ``last_word`` is said before, also by a program that is stopped: nobody is to wait for it."""
+        """Hold the link that ``start`` opens, and close it in the end; ``changed`` is told when it goes up or down, and
+        what the broker refuses. The ``last_word`` is said before, also by a program that is stopped: nobody is to wait
+        for it."""
         try:
             await start
             try:
@@ -99,7 +100,7 @@ class Driver:
         self.say(Publish(topic, payload, retain=True))
         await self.said(transport, GOODBYE_S)
 
-    async def _listen(self, transport: Transport, changed: Callable[[LinkUp | LinkDown], None]) -> None:
+    async def _listen(self, transport: Transport, changed: Callable[[LinkUp | LinkDown | NotTaken], None]) -> None:
         while True:
             item = await transport.receive()
             if isinstance(item, Arrival):

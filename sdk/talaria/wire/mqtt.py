@@ -28,10 +28,11 @@ from talaria.wire.inbox_budget import Budget
 from talaria.wire.lost import Lost
 from talaria.wire.mqtt_asyncio import Pump
 from talaria.wire.post import Post
-from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, Transport, Will
+from talaria.wire.rights import Rights
+from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, NotTaken, Transport, Will
 from talaria.wire.validity import validities
 
-__all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "Tls", "Transport", "Will"]
+__all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "NotTaken", "Tls", "Transport", "Will"]
 
 UNANSWERED_S = 60.0
 """Seconds without the acknowledgement of a message that are too long."""
@@ -70,13 +71,8 @@ class Mqtt:
         as_published: bool = False,
     ) -> None:
         self.address = Address.parse(url)
-        if (
-            not 0 < len(name) <= 64
-            or keepalive < 3
-            or window < 1
-            or inbox < MAX_FRAME
-            or not 0 < backoff[0] <= backoff[1]
-        ):
+        patient = keepalive >= 3 and 0 < backoff[0] <= backoff[1]
+        if not (0 < len(name) <= 64 and window >= 1 and inbox >= MAX_FRAME and patient):
             raise ConfigError(f"transport {name!r}: keepalive, window, inbox or backoff is out of range")
         self._name, self._filters, self._known, self._will = name, filters, set(filters), will
         self._login = (username or self.address.username, password or (lambda: self.address.password or ""))
@@ -325,7 +321,7 @@ class _Session:
         self.lost = Lost()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._early: list[Arrival] | None = []
-        self.flying = InFlight(UNANSWERED_S, time.monotonic())
+        self.flying, self._rights = InFlight(UNANSWERED_S, time.monotonic()), Rights()
         self._moved = asyncio.Event()
         self._filters: tuple[str, ...] = ()
         self._first: set[int] = set()
@@ -378,6 +374,7 @@ class _Session:
         if sent.rc != paho.MQTT_ERR_SUCCESS:
             return False
         self.flying.sent(sent.mid, time.monotonic(), name)
+        self._rights.asked(sent.mid, topic)
         return True
 
     def _require_answers(self) -> None:
@@ -439,8 +436,10 @@ class _Session:
         else:
             self._early.append(arrival)
 
-    def _acked(self, number: int) -> None:
+    def _acked(self, number: int, refused: str) -> None:
         self.flying.acknowledged(number, time.monotonic())
+        if told := self._rights.answered(number, refused, time.monotonic()):
+            self._inbox.put_nowait(NotTaken(told))
         self._moved.set()
 
     def _gone(self, reason: str) -> None:
@@ -491,8 +490,8 @@ class _Session:
         if self._budget.take(len(message.payload)):
             self._post(self._arrived, Arrival(topic, bytes(message.payload), message.retain))
 
-    def _on_publish(self, _client: paho.Client, _data: Any, mid: int, *_: Any) -> None:
-        self._post(self._acked, mid)
+    def _on_publish(self, _client: paho.Client, _data: Any, mid: int, code: Any = None, *_: Any) -> None:
+        self._post(self._acked, mid, str(code) if getattr(code, "is_failure", False) else "")
 
     def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, code: Any, _properties: Any = None) -> None:
         if not self._ending:

@@ -36,7 +36,14 @@ class LinkDown:
     reason: str
 
 
-Incoming = Arrival | LinkUp | LinkDown
+@dataclass(frozen=True)
+class NotTaken:
+    """The broker refuses what is published on such a topic, as one of MQTT 5 says; the link stays."""
+
+    reason: str
+
+
+Incoming = Arrival | LinkUp | LinkDown | NotTaken
 
 
 class Transport(Protocol):

@@ -22,7 +22,7 @@ from talaria.errors import ConfigError, StateError, TransportError
 from talaria.identity.credentials import password_in
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.inbox_budget import Budget
-from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, Tls, Will, _Session
+from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, NotTaken, Tls, Will, _Session
 
 FAST = {"backoff": (0.05, 0.2), "keepalive": 10}
 
@@ -449,6 +449,30 @@ def test_a_password_that_is_corrected_in_its_file_counts_at_the_next_attempt(mak
             await link.start()
         own.write_text("of today")
         await link.start()
+        await link.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_topic_that_the_broker_forbids_is_told_once_and_the_link_stays(make_mosquitto, tmp_path, threaded):
+    (tmp_path / "acl").write_text("topic deny fl/1/t/d/a/up/#\ntopic readwrite #\n")
+    (tmp_path / "acl").chmod(0o644)
+    broker = make_mosquitto(f"allow_anonymous true\nacl_file {tmp_path / 'acl'}")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("fl/1/t/d/a/#",), threaded=threaded, **FAST)
+        await link.start()
+        for _ in range(2):
+            for transfer in ("0123456789abcdef", "fedcba9876543210"):
+                await link.publish(f"fl/1/t/d/a/up/{transfer}", b"chunk")
+            await link.publish("fl/1/t/d/a/evt", b"taken")
+            assert await link.flush(10)
+        heard = [await link.receive() for _ in range(4)]
+        told = [item.reason for item in heard if isinstance(item, NotTaken)]
+        assert len(told) == 1, heard
+        assert told[0].startswith("the broker refuses what is published on fl/1/t/d/a/up/#: Not authorized; correct")
+        assert [item.payload for item in heard if isinstance(item, Arrival)] == [b"taken"] * 2
         await link.close()
 
     asyncio.run(story())

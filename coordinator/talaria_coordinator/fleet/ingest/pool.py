@@ -244,7 +244,8 @@ class Seat:
             case w.Sent():
                 self.sent(word.size)
             case w.Trouble():
-                self.hands.tell("error", device=word.device, error=word.error)
+                who = {"device": word.device} if word.device else {"worker": self.number}
+                self.hands.tell("error", **who, error=word.error)
             case _:
                 raise WireError(f"ingest: {type(word).__name__} is not for a worker to say")
 

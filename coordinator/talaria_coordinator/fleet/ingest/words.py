@@ -168,7 +168,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Trouble:
-    """This machine refuses; it is tried again."""
+    """This machine refuses, and it is tried again; or the broker does, where it is about no ``device``."""
 
     device: str
     error: str

@@ -23,7 +23,7 @@ from talaria.protocol.transfer import Receiver, chunk_frames
 from talaria.wire.chunks import Cut
 from talaria.wire.frames import MAX_FRAME, decode_frame
 from talaria.wire.messages import CHUNK
-from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Mqtt
+from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Mqtt, NotTaken
 from talaria.wire.topics import Topic, parse, upload_filter
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
@@ -205,6 +205,8 @@ class Worker:
                 case LinkDown():
                     self._up = False
                     self._say(Linked(False, item.reason))
+                case NotTaken():
+                    self._say(Trouble("", item.reason))
                 case Arrival() if item.payload:  # without: what was retained is cleared, or it is our own
                     self._arrived(item)
                     await self._room()
