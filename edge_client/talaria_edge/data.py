@@ -187,7 +187,7 @@ class NamedSource:
             return function(**self.options)
         except TalariaError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise DataError(
                 f"{what} failed ({type(error).__name__}: {' '.join(str(error).split())[:200]}); mend it, or its options"
             ) from error

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from talaria_edge.agent.worker import learning_thread
+
 KEPT_OUT = "import sys; sys.modules['torch'] = None"
 HALF_WAY = """
 import threading, sys, time
@@ -25,3 +27,11 @@ print(learning_thread().submit(sum, (1, 2)).result())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout == "3\n", done.stderr
+
+
+def test_code_of_an_app_that_ends_its_program_while_learning_ends_that_work_alone():
+    worker = learning_thread()
+    with pytest.raises(RuntimeError, match=r"sys.exit\('goodbye'\) here; let it raise an error"):
+        worker.submit(sys.exit, "goodbye").result()
+    assert worker.submit(sum, (1, 2)).result() == 3
+    worker.shutdown()

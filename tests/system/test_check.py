@@ -62,6 +62,11 @@ WITHOUT_A_FLEET = {
         "data",
         "gone yet; record some, or correct [data] path",
     ),
+    "a source that ends its program": (
+        {"data": "source = 'mypkg.data:leave'", "more": '[code]\nallow = ["mypkg"]'},
+        "data",
+        "'mypkg.data:leave' failed (SystemExit: goodbye); mend it",
+    ),
     "a data set that nobody knows": ({"data": "source = 'moon'\nclient = 'a'"}, "data", "moon"),
     "a kit that is none": ({"device": 'engine = "onnx"\nkit = "data.npz"'}, "kit", "make it again"),
     "no keys where some are named": ({"more": '[identity]\nfolder = "gone"'}, "keys", "gone"),

@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
+from pathlib import Path
 
+import mypkg
 import pytest
 from servers import serving_mosquitto
 
@@ -60,6 +62,17 @@ def test_what_the_broker_does_not_let_somebody_say_is_told_to_whoever_says_it(fl
         told = programs[who].wait_for("error")["error"]
     assert f"the broker refuses what is published on fl/1/watch/{topic}: Not authorized" in told
     assert "correct its access list (ACL), or the user name here" in told
+
+
+def test_a_source_of_samples_that_calls_sys_exit_is_named(fleet, a_run, command, monkeypatch):
+    monkeypatch.chdir(Path(mypkg.__file__).parents[1])
+    device = fleet(a_run(), broker="mqtt://127.0.0.1:1").device_config("anna", "mqtt://127.0.0.1:1")
+    text = device.read_text().replace('"npz"', '"mypkg.data:leave"').replace('path = "anna.npz"', "")
+    device.write_text(text + '[data.options]\nword = 0\n[code]\nallow = ["mypkg"]\n')
+    status, _, errors = command("edge", "run", device)
+    assert status == 1
+    assert "talaria: anna: data: source='mypkg.data:leave' failed (SystemExit: 0); mend it" in errors
+    assert "Traceback" not in errors
 
 
 def test_a_damaged_private_state_is_named_and_not_overwritten(fleet, a_run, command):

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import importlib
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 
 def learning_thread() -> ThreadPoolExecutor:
     """An executor of one thread that computes on as many cores as torch was told, from its first product on."""
-    return ThreadPoolExecutor(1, thread_name_prefix="learn", initializer=_settle)
+    return _Learning(1, thread_name_prefix="learn", initializer=_settle)
+
+
+class _Learning(ThreadPoolExecutor):
+    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return super().submit(_stay, work, *args, **kwargs)
+
+
+def _stay(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """An app's own code that ends its program here, such as a source of samples, ends this work alone."""
+    try:
+        return work(*args, **kwargs)
+    except SystemExit as error:
+        raise RuntimeError(f"code of its own called sys.exit({error.code!r}) here; let it raise an error") from error
 
 
 def _settle() -> None:
