@@ -1,6 +1,8 @@
 """A device's samples, by a function of another package."""
 
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 
@@ -8,6 +10,12 @@ import numpy as np
 def leave(word="goodbye"):
     """As a script does where it has nothing to give."""
     sys.exit(word)
+
+
+def hang(begun):
+    """As a recorder does that waits for a sensor; ``begun`` is a file that is there from then on."""
+    Path(begun).touch()
+    time.sleep(3600)
 
 
 def load(count=30):

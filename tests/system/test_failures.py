@@ -1,7 +1,11 @@
 """What goes wrong in the field, and what is said then: which thing it is, and how to mend it."""
 
 import asyncio
+import json
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import mypkg
@@ -64,15 +68,39 @@ def test_what_the_broker_does_not_let_somebody_say_is_told_to_whoever_says_it(fl
     assert "correct its access list (ACL), or the user name here" in told
 
 
-def test_a_source_of_samples_that_calls_sys_exit_is_named(fleet, a_run, command, monkeypatch):
+def given_by(one, function, options):
+    """The settings of a device whose samples a function gives; it reaches no broker."""
+    device = one.device_config("anna", "mqtt://127.0.0.1:1")
+    text = device.read_text().replace('"npz"', f'"mypkg.data:{function}"').replace('path = "anna.npz"', "")
+    device.write_text(f'{text}[data.options]\n{options}\n[code]\nallow = ["mypkg"]\n')
+    return device
+
+
+def test_a_source_of_samples_that_calls_sys_exit_is_named(fleet, command, monkeypatch):
     monkeypatch.chdir(Path(mypkg.__file__).parents[1])
-    device = fleet(a_run(), broker="mqtt://127.0.0.1:1").device_config("anna", "mqtt://127.0.0.1:1")
-    text = device.read_text().replace('"npz"', '"mypkg.data:leave"').replace('path = "anna.npz"', "")
-    device.write_text(text + '[data.options]\nword = 0\n[code]\nallow = ["mypkg"]\n')
-    status, _, errors = command("edge", "run", device)
+    status, _, errors = command("edge", "run", given_by(fleet(), "leave", "word = 0"))
     assert status == 1
     assert "talaria: anna: data: source='mypkg.data:leave' failed (SystemExit: 0); mend it" in errors
     assert "Traceback" not in errors
+
+
+def test_an_agent_whose_source_of_samples_hangs_ends_when_it_is_told_to(fleet, tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(mypkg.__file__).parents[1])
+    """In a process that was started, not forked: the end of that one waits for its threads."""
+    device = given_by(fleet(), "hang", f"begun = '{tmp_path / 'begun'}'")
+    command = [sys.executable, "-m", "talaria", "edge", "run", device, "--json"]
+    agent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while not (tmp_path / "begun").exists():
+            assert agent.poll() is None, agent.communicate()
+            time.sleep(0.02)
+        agent.terminate()
+        out, errors = agent.communicate(timeout=60)
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert (agent.returncode, errors) == (0, "")
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["stopped"]
 
 
 def test_a_damaged_private_state_is_named_and_not_overwritten(fleet, a_run, command):

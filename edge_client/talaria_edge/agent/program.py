@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,10 @@ def run(configs: Sequence[Path], *, as_json: bool = False, threads: int = 0, ins
     failed = {name: result["error"] for name, result in found.items() if "error" in result}
     for name, error in failed.items():
         sys.stderr.write(f"talaria: {name}: {error}\n")
+    if any("stopped" in result for result in found.values()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1 if failed else 0)  # nobody waits for a training, or a source of samples that gives none
     return 1 if failed else 0
 
 
