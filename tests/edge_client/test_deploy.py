@@ -13,6 +13,7 @@ from talaria.planning.plan import Plan
 from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
 from talaria_edge.deployment.deploy import judged
+from talaria_edge.home_assistant import HomeAssistant
 from talaria_export import make_bundle
 from talaria_export.bundle.bundle import open_bundle
 
@@ -91,6 +92,23 @@ def test_only_better_models_are_deployed_and_a_rollback_holds(finished, learned,
     status, _, error = edge("rollback")
     assert status == 1
     assert "no earlier bundle" in error
+
+
+def test_what_waits_to_be_installed_is_the_same_bundle_after_a_start(finished, learned, bundles, state, tmp_path):
+    """It was made anew, another version each time; measured it is, for whoever decides."""
+    run, _, good = learned
+    bundle, asking = tmp_path / "me.talaria", HomeAssistant(ask=True)
+    gate.deploy(state, bundles[0], bundle)
+    first = finished(run, good, bundle=bundle, home_assistant=asking)
+    held = gate.waiting(state)
+    again = finished(run, good, bundle=bundle, home_assistant=asking)
+    assert gate.waiting(state) == held
+    assert again["why"] == first["why"] == f"waits to be installed; {held.reason}"
+    assert again["accuracy"] == first["accuracy"]
+    assert not (state / "candidate.talaria").exists()
+    (state / "waiting.talaria").write_bytes(b"damaged")
+    finished(run, good, bundle=bundle, home_assistant=asking)
+    assert gate.install(state, bundle).model == held.model
 
 
 def test_a_tie_keeps_what_runs_and_no_held_out_sample_keeps_it_too(bundles, state, motions, tmp_path):

@@ -55,7 +55,7 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
     ``accuracy`` has both bundles' shares of the validation samples labelled right, and ``report`` is of the new bundle.
     Its variants are judged on validation data as well. Where the device has test samples, the new file is measured on
     them: ``test.accuracy``, and ``test.max_abs_diff`` to torch. Weights that were rolled back by hand are not even
-    exported.
+    exported, and those that wait to be installed not again: they are measured anew, without a ``report``.
     """
     path, folder = config.bundle, config.state
     if path is None:
@@ -73,35 +73,41 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
     from talaria_export.bundle.manifest import VARIANTS
     from talaria_export.convert.quantize import Gate
 
-    made = folder / "candidate.talaria"
-    report = make_bundle(
-        made,
-        candidate.model,
-        example=data.train.x[:1],
-        samples=data.val if len(data.val) else data.train,
-        calibration=data.train.x,
-        labels=config.names_of(candidate.spec.classes) or None,
-        variants=config.variants or VARIANTS,
-        task=candidate.task,
-        dense=dense_file(candidate.spec) if candidate.dense is None else _plain(candidate.dense),
-        gate=Gate(accuracy_drop=candidate.spare),
-        meta=candidate.card,
-        precision="fp32" if config.plan is None else config.plan.precision,
-    )
+    made, told = folder / "candidate.talaria", dict[str, Any]()
+    asks = config.home_assistant is not None and config.home_assistant.ask
+    waits = gate.waiting_bundle(folder, candidate.weights) if asks else None
+    if waits is not None:
+        tensor_files.write(made, waits)
+    else:
+        report = make_bundle(
+            made,
+            candidate.model,
+            example=data.train.x[:1],
+            samples=data.val if len(data.val) else data.train,
+            calibration=data.train.x,
+            labels=config.names_of(candidate.spec.classes) or None,
+            variants=config.variants or VARIANTS,
+            task=candidate.task,
+            dense=dense_file(candidate.spec) if candidate.dense is None else _plain(candidate.dense),
+            gate=Gate(accuracy_drop=candidate.spare),
+            meta=candidate.card,
+            precision="fp32" if config.plan is None else config.plan.precision,
+        )
+        told = {"report": report.to_json() | {"path": str(path)}}
     new = tensor_files.read(made, "the model is exported again")
     decision, accuracy = judged(folder, new, data.val, candidate.task)
-    if decision and config.home_assistant is not None and config.home_assistant.ask and gate.read(folder).current:
+    if decision and asks and gate.read(folder).current:
         gate.hold(folder, new, candidate.weights, decision.reason)
         decision = replace(decision, deploy=False, reason=f"waits to be installed; {decision.reason}")
     elif decision:
         gate.deploy(folder, new, path, candidate.weights)
-    told: dict[str, Any] = {
+    told = {
         "bundle": str(path),
         "deployed": decision.deploy,
         "why": decision.reason,
         "worse": decision.worse,
         "accuracy": accuracy,
-        "report": report.to_json() | {"path": str(path)},
+        **told,
     }
     if data.test is not None and len(data.test):
         told["test"] = _measured(made, candidate.model, data.test, candidate.task)

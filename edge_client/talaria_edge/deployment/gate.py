@@ -180,16 +180,22 @@ def waiting(folder: Path) -> Waiting | None:
     return made if good else None
 
 
+def waiting_bundle(folder: Path, model: str) -> bytes | None:
+    """The bundle that waits, where it is of the weights ``model`` and whole: made again it would be another one."""
+    found = waiting(folder)
+    try:
+        return _whole(folder, found) if found is not None and found.model == model else None
+    except StateError:
+        return None
+
+
 def install(folder: Path, bundle: Path) -> Deployed:
     """Put what waits in force. Raises :class:`~talaria.errors.StateError` where nothing does, or it is damaged;
     nothing changes then."""
     _require_waiting(folder)
     with _alone(folder):
         found = _require_waiting(folder)
-        data = tensor_files.read(folder / "waiting.talaria", "the next run makes another")
-        if hashlib.sha256(data).hexdigest()[:32] != found.digest:
-            raise StateError(f"state: {folder / 'waiting.talaria'} is not what was kept; the next run makes another")
-        state = _deploy(folder, data, bundle, found.model)
+        state = _deploy(folder, _whole(folder, found), bundle, found.model)
         _forget_waiting(folder)
     return state
 
@@ -199,6 +205,14 @@ def _require_waiting(folder: Path) -> Waiting:
     if found is None:
         raise StateError("gate: no bundle waits to be installed; the one in force is the newest")
     return found
+
+
+def _whole(folder: Path, found: Waiting) -> bytes:
+    mend = "it is made again when the agent is started, or has another model"
+    data = tensor_files.read(folder / "waiting.talaria", mend)
+    if hashlib.sha256(data).hexdigest()[:32] != found.digest:
+        raise StateError(f"state: {folder / 'waiting.talaria'} is not what was kept; {mend}")
+    return data
 
 
 def _forget_waiting(folder: Path) -> None:
