@@ -135,18 +135,28 @@ def _clock(now: float) -> Finding:
 
 
 def _space(config: DeviceConfig) -> Iterator[Finding]:
-    place = config.state
-    while not os.path.exists(place) and place != place.parent:  # Path.exists raises where one is closed
-        place = place.parent
+    place = _there(config.state)
     free = shutil.disk_usage(place).free // 2**20
-    if not os.access(place, os.W_OK):
-        yield Finding(
-            "space", "wrong", f"{place} cannot be written to; give its rights to this user, or set [device] state"
-        )
+    cannot = "is no folder that can be written to; give its rights to this user, or set [device]"
+    if not _writable(place):
+        yield Finding("space", "wrong", f"{place} {cannot} state")
     elif free < LEAST_MB:
         yield Finding("space", "wrong", f"{free} MB are free at {place}; a round needs {LEAST_MB}, free some")
     else:
         yield Finding("space", "ok", f"{free} MB free at {place}")
+    if config.bundle is not None and not _writable(goes := _there(config.bundle.parent)):
+        yield Finding("bundle", "wrong", f"{goes} {cannot} bundle")
+
+
+def _there(place: Path) -> Path:
+    """What there is of a path: itself, or what is to hold it."""
+    while not os.path.exists(place) and place != place.parent:  # Path.exists raises where one is closed
+        place = place.parent
+    return place
+
+
+def _writable(place: Path) -> bool:
+    return os.path.isdir(place) and os.access(place, os.W_OK)
 
 
 def _engine(config: DeviceConfig) -> Iterator[Finding]:

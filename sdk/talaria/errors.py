@@ -76,7 +76,7 @@ def so_that_it_can_be_written(error: OSError) -> str:
         return "free space there"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "let this program write there"
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
         return "make that folder"
     if error.errno in (errno.EISDIR, errno.EBUSY):
         return "name a file"

@@ -10,6 +10,7 @@ from talaria.cli.main import main
 from talaria.errors import StateError
 from talaria.federated import rounds
 from talaria.planning.plan import Plan
+from talaria_edge.agent import agent as agents
 from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
 from talaria_edge.deployment.deploy import judged
@@ -155,6 +156,32 @@ def test_an_agent_that_was_cut_while_deploying_puts_it_right_when_it_starts(hous
 
     run_all(until_it_is_there())
     assert bundle.read_bytes() == bundles[1]
+
+
+def test_a_device_that_stays_writes_its_bundle_once_the_disk_takes_it(
+    house, run_all, bundles, state, tmp_path, monkeypatch
+):
+    """Where its folder could not be made, the agent ended with Python's words; a full disk was final until a start."""
+    monkeypatch.setattr(agents, "FINISH_AGAIN_S", 0.1)
+    one = house(names=("anna",))
+    (tmp_path / "in-the-way").write_text("no folder")
+    bundle = tmp_path / "in-the-way" / "me.talaria"
+
+    async def until_it_is_written():
+        serving = asyncio.ensure_future(one.serve())
+        agent = asyncio.ensure_future(one.agent("anna", bundle=bundle, stay=True, variants=("fp32",)))
+        while not one.of("error"):
+            await asyncio.sleep(0.02)
+        (tmp_path / "in-the-way").unlink()
+        while not bundle.exists():
+            await asyncio.sleep(0.02)
+        for task in (serving, agent):
+            task.cancel()
+        await asyncio.gather(serving, agent, return_exceptions=True)
+
+    run_all(until_it_is_written(), seconds=40)
+    said = f"state: the folder {bundle.parent} cannot be made: File exists; make that folder, or give another path"
+    assert {told["error"] for told in one.of("error")} == {said}
 
 
 def test_an_agent_tells_what_became_of_its_plan_and_its_bundle(house, run_all, motions, tmp_path, edge):

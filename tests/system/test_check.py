@@ -62,6 +62,8 @@ WITHOUT_A_FLEET = {
         "data",
         "gone yet; record some, or correct [data] path",
     ),
+    "a bundle where no folder can be": ({"device": "bundle = 'data.npz/b.talaria'"}, "bundle", "data.npz is no folder"),
+    "a state where no folder can be": ({"device": "state = 'data.npz'"}, "space", "or set [device] state"),
     "a source that ends its program": (
         {"data": "source = 'mypkg.data:leave'", "more": '[code]\nallow = ["mypkg"]'},
         "data",

@@ -49,6 +49,8 @@ INBOX = 256
 WARN_AGAIN_S = 3600.0
 UNHEARD_S = 60.0
 """Seconds after which a device whose broker has no word of a coordinator says so."""
+FINISH_AGAIN_S = 300.0
+"""Seconds until a device that stays tries again to write the personal model that a full disk refused."""
 FAREWELL_S = 30.0
 """Seconds for which a device that is done repeats its goodbye to a coordinator that does not answer."""
 
@@ -139,13 +141,16 @@ class Agent:
             raise StateError(f"{self.config.device}: left before the last round")
         return self._result
 
-    def _settle(self) -> None:
-        """After a cut while a bundle was put in force: one of the two is, and lies where predictors look."""
+    def _settle(self) -> bool:
+        """After a cut while a bundle was put in force: one of the two is, and lies where predictors look. False where
+        the disk refuses that."""
         try:
             if self.config.bundle is not None:
                 gate.settle(self.config.state, self.config.bundle)
         except StateError as error:
             self._tell("error", error=str(error))
+            return not isinstance(error, tensor_files.DiskError)
+        return True
 
     # -- life
 
@@ -419,6 +424,8 @@ class Agent:
             log_unforeseen(self.config.device, error, "personalizing")
             self._tell("error", error=said(error))
             found = {"error": said(error)}
+            if self.config.stay and isinstance(error.__context__, OSError):
+                self._driver.beside(self._finish_again(learner.digest, model_digest))
         tell_of_deployment(self._tell, found)
         self._store.save_traffic(self._rounds.traffic)
         traffic = {str(round): dict(bytes_) for round, bytes_ in sorted(self._rounds.traffic.items())}
@@ -427,6 +434,15 @@ class Agent:
         tensor_files.write(path, json.dumps(self._result, indent=2).encode())
         self._tell("done", **self._result, result=str(path))
         await self._driver.inbox.put(e.Tick(time.monotonic()))
+
+    async def _finish_again(self, *served: Any) -> None:
+        """What a full disk refused may be written later; who does not stay ends, and is started again."""
+        await asyncio.sleep(FINISH_AGAIN_S)
+        while self._served == served and not self._settle():
+            await asyncio.sleep(FINISH_AGAIN_S)
+        if self._served == served:
+            self._served = None
+            await self._driver.inbox.put(e.Tick(time.monotonic()))
 
     def _tell(self, event: str, **facts: Any) -> None:
         self._report({"at": time.time(), "device": self.config.device, "event": event, **facts})

@@ -128,7 +128,7 @@ def _deploy(folder: Path, data: bytes, bundle: Path, model: str | None) -> Deplo
     digest = hashlib.sha256(data).hexdigest()[:32]
     state = after_deploy(read(folder), digest, model)
     path = _path(folder, digest)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    tensor_files.make_folder(path.parent)
     tensor_files.write(path, data)
     _commit(folder, state)
     _settle(folder, bundle)
@@ -244,7 +244,7 @@ def _settle(folder: Path, bundle: Path) -> None:
     if state.current is not None:
         data = _intact(folder, state.current)
         if not bundle.exists() or bundle.read_bytes() != data:
-            bundle.parent.mkdir(parents=True, exist_ok=True)
+            tensor_files.make_folder(bundle.parent)
             tensor_files.write(bundle, data)
     for path in (folder / "bundles").glob("*.talaria"):
         if path.stem not in (state.current, state.previous):

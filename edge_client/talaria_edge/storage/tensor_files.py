@@ -37,6 +37,15 @@ def write(path: Path, data: bytes) -> None:
         ) from None
 
 
+def make_folder(path: Path) -> None:
+    """Have a folder there, or raise :class:`DiskError`."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        mend = f"{so_that_it_can_be_written(error)}, or give another path"
+        raise DiskError(f"state: the folder {path} cannot be made: {error.strerror}; {mend}") from None
+
+
 def read(path: Path, mend: str) -> bytes:
     """The bytes of ``path``; StateError, with ``mend``, where it cannot be read."""
     try:
