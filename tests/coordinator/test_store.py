@@ -195,6 +195,10 @@ def test_a_server_that_falls_silent_in_mid_transaction_is_given_up_and_asked_aga
         ("database is locked", "another program holds it"),
         ("database disk image is malformed", "talaria coordinator fsck"),
         ("server closed the connection unexpectedly", "start its server"),
+        ('connection to server failed: FATAL:  too many connections for role "t"', "let it and this role have more"),
+        ("permission denied for table fleets", "give its user the rights"),
+        ('connection to server failed: FATAL:  password authentication failed for user "t"', "password_file"),
+        ('connection to server failed: FATAL:  database "t" does not exist', "name the database that holds"),
         ("table x has no column y", "mend what its words say"),
     ],
 )

@@ -12,6 +12,7 @@ from servers import PASSWORD
 from talaria_coordinator.config.api import ApiConfig
 from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet.scheduler import UNANNOUNCED
+from talaria_coordinator.server.served import Served
 
 
 @pytest.fixture
@@ -60,3 +61,26 @@ def test_a_database_that_falls_silent_holds_up_its_fleet_alone_and_no_longer_tha
             assert row.failure in (None, UNANNOUNCED)
             assert not (row.failure and store.updates.of(FLEET, row.attempt))
     assert fleet.of("quarantined") == []
+
+
+def test_a_coordinator_that_waits_for_its_database_ends_without_an_error_when_it_is_told_to(
+    on_postgres, postgres, monkeypatch
+):
+    served, begin = [], Served.__init__
+    monkeypatch.setattr(Served, "__init__", lambda self, *a, **k: (served.append(self), begin(self, *a, **k))[1])
+    fleet = on_postgres
+
+    async def story():
+        async with fleet.running("anna", "bela") as tasks:
+            await fleet.told_of("round-closed")
+            postgres.crash()
+            try:
+                await fleet.told_of("failed")
+                served[-1].stop()
+                async with asyncio.timeout(30):
+                    await tasks["co"]
+            finally:
+                postgres.start()
+
+    asyncio.run(story())
+    assert fleet.of("stopped")

@@ -94,7 +94,7 @@ class Served:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._stopped.wait()
-                    raise
+                    return  # that it does not answer was told; ending is what was asked for now
                 wait = min(2 * wait, AGAIN_S[1])
             else:
                 if not self._again or self._stopped.is_set():

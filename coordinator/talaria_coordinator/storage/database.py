@@ -80,6 +80,10 @@ def _mend(cause: str) -> str:
         (("readonly", "read-only", "unable to open"), "let this user write its folder, and start again"),
         (("locked", "lock timeout"), "another program holds it: look which one, and start again"),
         (("malformed", "not a database"), "run `talaria coordinator fsck`, or restore a backup"),
+        (("too many connections", "too many clients", "connection slots"), "let it and this role have more"),
+        (("permission denied for",), "give its user the rights to all tables there, and start again"),
+        (("password authentication", "no password"), "correct [store] password_file, and start again"),
+        (("does not exist",), "name the database that holds the fleet, or restore a backup, and start again"),
         (("connect", "no answer", "server", "terminat"), "start its server or mend the way to it, and start again"),
     ):
         if any(word in cause.lower() for word in words):
