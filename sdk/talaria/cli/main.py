@@ -117,6 +117,10 @@ def main() -> None:
         if advice is None:
             raise
         _fail(f"this command needs the package {missing.name!r}: {advice}")
+    except PermissionError as error:  # also of whether a file is there, in a folder of somebody else's
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}; give its rights to this user, or run this as the user whose it is")
     except KeyboardInterrupt:
         sys.exit(130)
 
