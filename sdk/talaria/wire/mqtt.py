@@ -198,6 +198,8 @@ class Mqtt:
         if self.address.websocket:
             client.ws_set_options(path=self.address.path)
         if self._context is not None:
+            with contextlib.suppress(ConfigError):  # what is being replaced is read at a later attempt
+                self._context = self._tls.context()
             client.tls_set_context(self._context)
         if self._login[0] is not None:
             client.username_pw_set(self._login[0], self._login[1]() or None)

@@ -553,6 +553,27 @@ def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto,
         gc.collect()
 
 
+def test_an_authority_that_is_replaced_in_its_file_counts_at_the_next_attempt(make_mosquitto, tmp_path):
+    """As a new password does; each device had to be started again."""
+    tls, lines = certificates(tmp_path)
+    broker = make_mosquitto(lines, "mqtts")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("t",), tls=tls, **FAST)
+        await link.start()
+        await until(link, LinkUp)
+        broker.kill()
+        (tmp_path / "ca.pem").write_text("half of it")
+        await until(link, LinkDown)
+        await until(link, LinkDown)  # it has tried meanwhile
+        certificates(tmp_path)
+        broker.start()
+        await until(link, LinkUp)
+        await link.close()
+
+    asyncio.run(story())
+
+
 def test_websockets_carry_messages(amqtt_websocket):
     async def story() -> None:
         link = Mqtt(amqtt_websocket.url, "dev", ("t",), **FAST)
