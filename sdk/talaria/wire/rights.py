@@ -25,8 +25,11 @@ class Rights:
 
     def answered(self, number: int, refused: str, now: float) -> str:
         """What to tell of it: nothing where it was taken (``refused`` is empty then), or it was told of late."""
-        kind = _TRANSFER.sub("/#", self._topics.pop(number, ""))
-        if not refused or not kind or now - self._told.get(kind, -inf) < AGAIN_S:
+        topic = self._topics.pop(number, "")
+        if not refused or not topic:
+            return ""
+        kind = _TRANSFER.sub("/#", topic)
+        if now - self._told.get(kind, -inf) < AGAIN_S:
             return ""
         if kind not in self._told and len(self._told) >= KINDS:
             return ""
