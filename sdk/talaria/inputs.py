@@ -27,6 +27,7 @@ _TAKEN = ("train", "val", "test", "unlabelled")
 def array_of(values: Any, name: str) -> Array:
     """What a torch tensor, an array or lists hold, as an array of numbers. Raises :class:`DataError`, beginning with
     ``name``, where it is none."""
+    require_none_hidden(values, name)
     try:
         if isinstance(values, list | tuple):
             values = [_numbers(value) for value in values]
@@ -38,6 +39,13 @@ def array_of(values: Any, name: str) -> Array:
     if found.dtype.kind not in "bfiu":
         raise DataError(f"{name}: holds {found.dtype}, need numbers; turn texts and categories into numbers first")
     return found
+
+
+def require_none_hidden(values: Any, name: str) -> None:
+    """Raise :class:`DataError` for a masked array of numpy that hides values: what lies under its mask is no number."""
+    if np.ma.is_masked(values):
+        many = int(np.ma.getmaskarray(values).sum())
+        raise DataError(f"{name}: hides {many} of its values under a mask; fill them (.filled(0)), or drop the samples")
 
 
 def _numbers(value: Any) -> Any:
@@ -74,6 +82,7 @@ def joined(arrays: Mapping[str, Any], where: str = "x") -> tuple[Array, dict[str
     beginning with ``where``."""
     found = {}
     for name, values in arrays.items():
+        require_none_hidden(values, f"{where}: input {shown(name)}")
         array = np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
         if array.dtype.kind not in "bif" or array.ndim < 1:
             mend = "need float32, whole numbers for tokens, or bool for a mask"

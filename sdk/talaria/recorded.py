@@ -85,11 +85,15 @@ def of(x: Any, y: Any, client: Any = None, split: Any = None) -> Recorded:
     for name, values in given.items():
         if values is None and name in ("client", "split"):
             continue
+        inputs.require_none_hidden(values, f"data: {name}")
         try:
             arrays[name] = np.asarray(values)
         except Exception as error:
             raise DataError(f"data: {name} cannot be an array ({type(error).__name__}: {str(error)[:200]})") from error
-        if arrays[name].dtype.hasobject:
+        objects = arrays[name].dtype.hasobject
+        if objects and name in ("y", "client") and all(isinstance(one, str) for one in arrays[name].flat):
+            arrays[name] = arrays[name].astype(str)  # as pandas holds a column of text
+        elif objects:
             raise DataError(f"data: {name} holds Python objects; give numbers, or text for y and client")
     client, split = arrays.get("client"), _split(arrays.get("split"), "data")
     if several:

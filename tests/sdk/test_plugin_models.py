@@ -392,8 +392,9 @@ def test_arrays_in_python_are_what_a_file_of_them_is(tmp_path: Any) -> None:
     client = np.repeat(["anna", "bela"], 30)
     np.savez(tmp_path / "d.npz", x=x, y=y, client=client)
     there = load(f"npz:{tmp_path / 'd.npz'}", seed=3)
-    for own in (x, x.tolist(), torch.from_numpy(x)):
-        here = Federated.from_arrays(own, y.tolist(), client, seed=3)
+    objects = y.astype(object), client.astype(object)  # as pandas gives a column of text
+    for own, *text in ((x, y.tolist(), client), (x.tolist(), y, client), (torch.from_numpy(x), *objects)):
+        here = Federated.from_arrays(own, *text, seed=3)
         assert here.labels == there.labels
         assert here.meta == there.meta
         for name, one in here.clients.items():
@@ -410,6 +411,10 @@ def test_arrays_in_python_are_what_a_file_of_them_is(tmp_path: Any) -> None:
         ({"split": [0, 0, 4, 2]}, "data: split=4 is unknown"),
         ({"x": [[1.0], [2.0, 3.0]]}, "data: x cannot be an array|holds Python objects"),
         ({"y": [object()] * 4}, "data: y holds Python objects"),
+        ({"y": np.array(["a", "b", None, "a"], object)}, "data: y holds Python objects"),
+        ({"x": np.ma.masked_equal([[0.0], [1.0], [-9999.0], [1.0]], -9999)}, "data: x: hides 1 of its values under a"),
+        ({"y": np.ma.masked_equal([0, 1, -1, 1], -1)}, "data: y: hides 1 of its values under a mask"),
+        ({"x": {"one": np.ma.masked_equal(np.eye(4), 1)}}, "data: x: input 'one': hides 4 of its values under a mask"),
         ({"y": [1, 1, 1, 1]}, "y holds one class only"),
         ({"x": [[np.nan]] * 4}, r"x\[0\] holds NaN"),
         ({"seed": -1}, "seed=-1 must be at least 0"),

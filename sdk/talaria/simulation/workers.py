@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -154,11 +155,9 @@ def _serve(link: socket, others: list[socket], file: int, work: Work) -> None:
                     shared, share = unpacked(bytes(held)), head["share"]
             try:
                 facts, tensors, data = work(head["asked"], dict(shared), private)
-            except Exception as error:
-                known = _known(error)
-                _send(link, json.dumps({"error": [type(known).__name__, str(known)]}).encode())
-                if not isinstance(known, TalariaError):
-                    raise
+            except Exception as error:  # noqa: BLE001  whatever it is, the one who asked is told
+                known, lines = _known(error), "".join(traceback.format_exception(error)).rstrip()
+                _send(link, json.dumps({"error": [type(known).__name__, str(known), lines]}).encode())
                 continue
             _send(link, json.dumps({"facts": dict(facts)}).encode())
             _send(link, packed(tensors))
@@ -179,11 +178,13 @@ def _known(error: Exception) -> Exception:
 def _answer(link: socket) -> Answer:
     head = json.loads(_received(link))
     if "error" in head:
-        name, text = head["error"]
+        name, text, lines = head["error"]
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, TalariaError):
             raise kind(text)
-        raise RuntimeError(f"a worker failed with {name}: {text}")
+        failed = RuntimeError(f"a worker failed with {name}: {text}")
+        failed.add_note(lines)  # where in code of one's own, which only the worker knows
+        raise failed
     return head["facts"], unpacked(_received(link)), _received(link)
 
 

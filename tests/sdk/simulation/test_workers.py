@@ -109,6 +109,20 @@ def test_what_a_worker_raises_is_raised_here() -> None:
     assert all(list(tensors) == ["b", "a"] and data == b"whole" for _, tensors, data in answers)
 
 
+def test_what_own_code_raises_in_a_worker_is_told_once_with_its_lines(capfd) -> None:
+    def work(asked, shared, private):
+        if asked["number"] < 2:
+            raise KeyError("weight")
+        return asked, {}, b""
+
+    with Crew(2, work) as crew:
+        with pytest.raises(RuntimeError, match="a worker failed with KeyError: 'weight'") as raised:
+            list(crew.answers({}, [({"number": n}, None) for n in range(2)]))
+        assert 'raise KeyError("weight")' in "".join(raised.value.__notes__)
+        assert [facts["number"] for facts, _, _ in crew.answers({}, [({"number": 2}, None)])] == [2]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_an_answer_is_given_while_others_work(tmp_path) -> None:
     read = tmp_path / "read"
 
