@@ -90,7 +90,7 @@ def _wrong(twin: Module, layout: ChannelLayout, groups: list[str], example: Tens
         if reason is None:
             some = [group for number, group in enumerate(groups, 1) if number >> bit & 1]
             reason = _differs(twin, _some(layout, some, more=1), example)
-    return reason
+    return reason or _untrainable(twin, _some(layout, groups), example)
 
 
 def _some(layout: ChannelLayout, groups: list[str], more: int = 0) -> ChannelMask:
@@ -117,6 +117,21 @@ def _differs(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
         return "changes the output's shape, or gives nothing but zeros or no finite output"
     if not float((got - want).abs().max()) <= TOLERANCE[want.dtype] * size:
         return "computes something else when channels are taken out"
+    return None
+
+
+def _untrainable(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
+    """Why what ``mask`` leaves cannot train, though ``twin`` can: a pass in training may call layers of its own."""
+    dense, left = (_fails(one.train(), example) for one in (clone(twin), compact(twin, mask)))
+    return None if dense or not left else f"cannot be trained when channels are taken out: {left}"
+
+
+def _fails(module: Module, example: Tensor) -> str | None:
+    with torch.random.fork_rng(devices=[]):
+        try:
+            module(example)
+        except TRACE_ERRORS as error:
+            return (str(error) or type(error).__name__).splitlines()[0][:120]
     return None
 
 

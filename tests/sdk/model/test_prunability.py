@@ -352,6 +352,30 @@ def test_a_fixed_channel_count_is_found_by_running():
     assert "expected 8 channels" in found.refused["conv"]
 
 
+class _Helped(nn.Module):
+    """A head of its own in training, as deep networks are helped to learn."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.other, self.help, self.head = (
+            nn.Conv1d(3, 8, 3),
+            nn.Conv1d(8, 6, 1),
+            nn.Linear(8, 2),
+            nn.Linear(6, 2),
+        )
+
+    def forward(self, x):
+        y = self.conv(x)
+        found = self.head(self.other(y).relu().mean(2))
+        return found + self.help(y.mean(2)) if self.training else found
+
+
+def test_what_only_the_pass_in_training_reads_stays_whole():
+    found = survey(_Helped(), torch.randn(2, 3, 8))
+    assert list(found.layout.sizes) == ["other"]
+    assert "cannot be trained when channels are taken out" in found.refused["conv"]
+
+
 class _Untraceable(nn.Module):
     def __init__(self):
         super().__init__()
