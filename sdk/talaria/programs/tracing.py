@@ -47,6 +47,8 @@ class Tracer(fx.Tracer):
         self._input_shape = input_shape
         self._known: dict[tuple[fx.Node, int], Any] = {}
         self.answering = False
+        self.said: str | None = None
+        """The call that is being put together of others: a refusal names what the pass says."""
         self.changed: dict[fx.Node, fx.Node] = {}
         """By what the pass changed in place, what it became."""
         self.unpacked = False
@@ -96,7 +98,16 @@ class Tracer(fx.Tracer):
         if (does := changes(target)) and kind == "call_method" and isinstance(args[0], _Value):
             return args[0].become(self.create_proxy(kind, does, args, kwargs))
         said = spelled(target, args, kwargs) if kind in ("call_function", "call_method") else None
-        return said(*args, **kwargs) if said else super().create_proxy(kind, target, args, kwargs, *more, **rest)
+        if not said:
+            if self.said and not more:
+                rest["name"] = self.said
+            return super().create_proxy(kind, target, args, kwargs, *more, **rest)
+        before = self.said
+        self.said = before or (target if isinstance(target, str) else target.__name__)
+        try:
+            return said(*args, **kwargs)
+        finally:
+            self.said = before
 
     def create_arg(self, a: Any) -> Any:
         """As fx has it; of a tensor that is laid out by a batch's size, :data:`MANY`, behind another, one of it is."""

@@ -273,6 +273,7 @@ def late(x):
         (lambda: Odd(lambda x: x.expand(x.shape[0], 6, 12)), "stretches"),
         (lambda: Odd(lambda x: x.repeat(1, 2, 1)), "repeats"),
         (lambda: Odd(lambda x: x * 2 if x.shape[0] > 1 else x), "the batch's size is a condition"),
+        (lambda: Odd(lambda x: x.cumsum(1)), r"'cumsum\w*' multiplies \(3, 3\) by \('first', 12"),
         (Twice, "'layers.0' shares its weight with 'first.weight'"),
         (lambda: Odd(late), "depends on its values"),
     ],
