@@ -82,6 +82,20 @@ def test_rewritten_graph_gives_the_numbers_of_torch(kind):
     assert ranks == {2}
 
 
+def test_a_slope_for_each_channel_meets_its_channel():
+    """It has a shape of its own, (8, 1), which has to grow with what it meets."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv1d(6, 8, 5), nn.PReLU(8), nn.Conv1d(8, 8, 3), nn.PReLU(), nn.Flatten(), nn.Linear(752, 7)
+    )
+    with torch.no_grad():
+        net[1].weight.copy_(torch.linspace(-1, 1, 8))
+    x = torch.randn(5, 6, 100)
+    lifted, nodes = run(net, x, plain=False)
+    assert roundings(lifted, run(net, x, plain=True)[0], scale=1.0) <= 100
+    assert [node.op_type for node in nodes].count("PRelu") == 2
+
+
 def test_neighbouring_layers_stay_lifted():
     model = nn.Sequential(
         nn.Conv1d(6, 8, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(8, 8, 3), nn.Flatten(), nn.LazyLinear(7)

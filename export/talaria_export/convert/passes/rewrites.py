@@ -11,11 +11,11 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 _ALONE = frozenset(
-    {"Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "Softsign", "Sigmoid"}
+    {"Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "Softsign", "Sigmoid"}
     | {"HardSigmoid", "HardSwish", "Tanh", "Erf", "Exp", "Sqrt", "Neg", "Abs", "Clip", "Cast", "Identity"}
     | {"BatchNormalization", "GlobalAveragePool", "GlobalMaxPool"}
 )  # the first input decides the shape; the others are parameters that need no change
-_TOGETHER = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"})
+_TOGETHER = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow", "PRelu"})
 _POOLS = frozenset({"MaxPool", "AveragePool"})
 
 
