@@ -116,6 +116,26 @@ def test_model_without_linear_layers_has_no_linear_variant():
     assert "linear" in made[1].why
 
 
+class Tied(nn.Module):
+    """A table of words that is the weight of the last layer but one too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out, self.head = nn.Embedding(12, 8), nn.Linear(8, 12, bias=False), nn.Linear(12, 4)
+        self.out.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(self.out(self.words(x.long()).mean(1)))
+
+
+def test_a_variant_that_does_not_run_is_left_out_with_a_reason_and_the_others_stay(tmp_path):
+    torch.manual_seed(0)
+    net, x = Tied().eval(), np.random.default_rng(0).integers(0, 12, (30, 9)).astype(np.float32)
+    wanted = net(torch.from_numpy(x)).detach().numpy()
+    make_bundle(tmp_path / "me.talaria", net, example=x, samples=(x, wanted.argmax(1)))
+    assert np.array_equal(Predictor(tmp_path / "me.talaria")(x).index, wanted.argmax(1))
+
+
 def test_calibration_and_judgement_never_share_a_sample(imu, monkeypatch, tmp_path):
     from talaria_export.build import build
 

@@ -16,7 +16,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from talaria import tasks
-from talaria.errors import ConfigError
+from talaria.errors import ConfigError, DataError
 from talaria_export.bundle.manifest import check_names
 from talaria_export.bundle.preprocess import Array
 from talaria_export.convert.passes.nchwc import tell_batches
@@ -114,18 +114,23 @@ def _static(fp32: ModelProto, calibration: Array | None, held_out: Array, gate: 
     last = layers[-1:] if tasks.of(task).name == "regression" else []
     expected = Session(_bytes(fp32))(held_out)
     best: Made | None = None
-    best_agreement = -1.0
+    best_agreement, refused = -1.0, "has no layer to quantize"
     for prefix in PREFIXES:
         if prefix >= len(layers) - len(last):
             break
         data = static_int8(fp32, calibration, keep=[*layers[:prefix], *last], reduce_range=not has_vnni())
-        alike = likeness(task, Session(data)(held_out), expected)
+        try:
+            found = Session(data)(held_out)
+        except DataError as error:  # as where one tensor is an embedding's table and a linear layer's weight
+            refused = f"does not run in 8 bits: {error}"
+            continue
+        alike = likeness(task, found, expected)
         if alike.agreement > best_agreement:
             best_agreement = alike.agreement
             best = Made("int8", data, settings={"fp32_layers": prefix, "reduce_range": not has_vnni()})
         if not alike.why_not(gate.agreement, gate.distance):
             break
-    return best or Made("int8", None, "has no layer to quantize")
+    return best or Made("int8", None, refused)
 
 
 def _linear(fp32: ModelProto) -> Made:
