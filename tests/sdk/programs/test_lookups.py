@@ -65,7 +65,7 @@ def test_a_token_that_no_table_has_is_refused_before_it_is_looked_up(fed, maker,
         raise AssertionError("ONNX Runtime was asked")
 
     monkeypatch.setattr("talaria.programs.session.Session.__call__", touched)
-    monkeypatch.setattr("talaria.programs.session.Session._call", touched)
+    monkeypatch.setattr("talaria.programs.session.Session._run", touched)
     bad = x.copy()
     bad[1, 0, 2] = what
     for call in (
