@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,11 @@ def only(tensors: Tensors, keys: Iterable[str]) -> Tensors:
         return {k: tensors[k] for k in keys}
     except KeyError as missing:
         raise ModelError(f"tensor {missing} is missing; the state does not fit this model") from None
+
+
+def arrays(tensors: Mapping[str, Array]) -> Tensors:
+    """The same tensors; what arithmetic, as numpy does, made a number of an array without dimensions is one again."""
+    return {k: np.asarray(v) if isinstance(v, np.generic) else v for k, v in tensors.items()}
 
 
 def without(tensors: Tensors, prefix: str) -> Tensors:

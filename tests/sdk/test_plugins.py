@@ -20,12 +20,14 @@ from talaria import algorithms, plugins
 from talaria.aggregate import registry
 from talaria.algorithms.fedprox import FedProx
 from talaria.algorithms.ffgg import FFGG
+from talaria.algorithms.sharing import update
 from talaria.errors import ConfigError
 from talaria.federated.run import Member, Run
 from talaria.model.spec import ModelSpec
 from talaria.options import taken_apart
 from talaria.simulation.run import simulate
-from talaria.tensors import Tensors, equal
+from talaria.tensors import Tensors, equal, only
+from talaria.training.engine import served, train
 from talaria.training.interface import Task
 from talaria.types import Recipe, Samples, Update
 from talaria.valid import options_of
@@ -170,6 +172,46 @@ def test_an_algorithm_that_writes_into_what_it_was_given_changes_nothing_for_oth
     ]
     assert equal(runs[0].learned.shared, runs[1].learned.shared)
     assert runs[0].curve == runs[1].curve
+
+
+def reckoned(tensors: Tensors) -> Tensors:
+    """The same values, as arithmetic leaves them: numpy makes numbers of arrays without dimensions."""
+    return {k: v * v.dtype.type(1) for k, v in tensors.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reckons(FedHalf):
+    """Does arithmetic on all that passes through its hands, if it is asked to."""
+
+    how: Any = reckoned
+    aggregator = property(lambda self: Reckoned(how=self.how))
+
+    def fit(self, task: Task, shared: Tensors, private: Tensors) -> Any:
+        state = self.how(train(task, self.how({**shared, **private})))
+        return update(task, state, shared), self.how(only(state, private))
+
+    def personal(self, task: Task, shared: Tensors, private: Tensors) -> Any:
+        return served(task, self.how({**shared, **private}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reckoned(First):
+    """Likewise, of a server rule."""
+
+    how: Any = reckoned
+
+    def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> Any:
+        return tuple(map(self.how, super().apply(shared, state, updates)))
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_what_arithmetic_makes_of_an_array_without_dimensions_is_one_to_all(engine: str) -> None:
+    runs = [
+        sdk.simulate(kind, "mypkg.sets:rings", "mypkg.nets:AnswerFirst", rounds=2, engine=engine)
+        for kind in (Reckons(how=dict), Reckons())
+    ]
+    assert equal(runs[0].learned.shared, runs[1].learned.shared)
+    assert runs[0].accuracy == runs[1].accuracy
 
 
 def test_an_algorithm_of_somebody_elses_learns_by_its_name() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from talaria.model.split import Part, Split
 from talaria.model.weights import Model
-from talaria.tensors import Tensors, only
+from talaria.tensors import Tensors, arrays, only
 from talaria.training.engine import state_of
 from talaria.training.interface import Task
 from talaria.types import Update
@@ -25,7 +25,7 @@ def parted(model: Model, split: Split, *parts: Part) -> tuple[Tensors, Tensors]:
 def update(task: Task, state: Tensors, keys: Collection[str], **metrics: float) -> Update:
     """The update that sends the values of ``keys``, weighted by the number of training samples."""
     return Update(
-        only(state, keys),
+        arrays(only(state, keys)),
         weight=float(len(task.train)),
         client=task.client,
         mask=task.mask,

@@ -12,7 +12,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError
 from talaria.foreign import shown
 from talaria.model.weights import Model, Served, Weights
-from talaria.tensors import Tensors
+from talaria.tensors import Tensors, arrays
 from talaria.types import Update
 
 
@@ -22,6 +22,7 @@ def fitted(algorithm: str, found: object) -> tuple[Update, Tensors]:
     update, private = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(update, Update) or not isinstance(private, dict):
         raise ConfigError(f"{what} {_kind(found)}; it must give an update and a dict of private arrays")
+    private = arrays(private)
     for name, value in private.items():
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
             raise ConfigError(f"{what} {_kind(value)} as private {name!r}; make it a numpy array of numbers")
@@ -43,6 +44,7 @@ def folded(rule: Aggregator, before: Tensors, found: object) -> tuple[Tensors, T
     after, state = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(after, dict) or not isinstance(state, dict):
         raise ConfigError(f"{what} {_kind(found)}; it must give the shared arrays and its own state, two dicts")
+    after, state = arrays(after), arrays(state)
     for name, value in before.items():
         new = after.get(name)
         if not isinstance(new, np.ndarray) or (new.dtype, new.shape) != (value.dtype, value.shape):

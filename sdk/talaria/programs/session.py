@@ -8,7 +8,7 @@ from typing import Any
 
 from talaria.errors import ConfigError, WireError
 from talaria.planning.refusals import refusals, short
-from talaria.tensors import Array
+from talaria.tensors import Array, arrays
 
 
 @lru_cache(maxsize=1)
@@ -73,15 +73,15 @@ class Session:
         shapes = tuple(value.shape for value in feed.values()) if self._steady else ()
         first = [_given_back()] if self._steady and shapes not in self._met else []
         self._met.add(shapes)
-        found: list[Array] = self._run(partial(self._session.run, outputs, feed), first)
+        found: list[Array] = self._run(partial(self._session.run, outputs, arrays(feed)), first)
         return found
 
     def bound(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
         """A call that reads ``inputs`` and writes ``outputs``, C-contiguous arrays that stay where they are: it spares
         the names, dictionaries and new arrays of each call."""
         binding = self._session.io_binding()
-        for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
-            for name, array in arrays.items():
+        for bind, every in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+            for name, array in every.items():
                 bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         first = [_given_back()] if self._steady else []
         return partial(self._run, partial(self._session.run_with_iobinding, binding), first, inputs, outputs)
