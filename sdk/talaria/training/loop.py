@@ -119,9 +119,9 @@ def _backward(module: Module, objective: Loss, x: Tensor, y: Tensor, slices: int
 
 
 def add_pull(parameter: Tensor, anchor: Tensor, strength: float) -> None:
-    """Add ``strength * (parameter - anchor)`` to the parameter's gradient."""
-    pulled = strength * (parameter.detach() - anchor)
-    parameter.grad = pulled if parameter.grad is None else parameter.grad + pulled
+    """Add ``strength * (parameter - anchor)`` to a parameter's gradient; what no loss reaches has none, and rests."""
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad + strength * (parameter.detach() - anchor)
 
 
 def cross_entropy(smoothing: float = 0.0) -> Loss:

@@ -112,6 +112,29 @@ def test_a_pull_enters_before_momentum(engines, spec_of):
     assert not np.allclose(found["head.weight"], engines("imu_cnn").train(task, state)["head.weight"])
 
 
+class Spare(nn.Module):
+    """Has a parameter that its pass does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.spare, self.head = nn.Linear(6, 5), nn.Parameter(torch.ones(2)), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).relu())
+
+
+@pytest.mark.parametrize("objective", [None, CrossEntropy()])
+def test_what_no_loss_reaches_rests_where_it_is_pulled_too(objective):
+    spec = zoo.keep(Spare(), (6,), 3, "head")
+    task = task_of(spec)
+    state = state_of(task.model)
+    pull = Pull({key: value + np.float32(1) for key, value in state.items()}, 0.5)
+    for engine in (ProgramEngine(spec), torch_engine):
+        found = engine.train(task, state, pull=pull, objective=objective)
+        assert np.array_equal(found["spare"], state["spare"]), engine
+        assert not np.array_equal(found["body.weight"], state["body.weight"])
+
+
 @pytest.mark.parametrize("keep", [None, 0.5])
 @pytest.mark.parametrize("name", ["imu_cnn", "fmnist_cnn"])
 def test_kept_features_change_nothing(engines, spec_of, name, keep):
