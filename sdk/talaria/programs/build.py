@@ -104,11 +104,13 @@ def require_few(graph: Graph, most: int = Limits().nodes) -> None:
 def _measured(graph: Graph, facts: Manifest, module: Module, recipe: Recipe, only: Collection[str] | None) -> Manifest:
     """``facts`` with the errors on the test vector and what float64 gives there."""
     feed, names = vector.inputs(graph, facts), [port.name for port in graph.outputs]
-    exact, plain = (reference.step(module, recipe, only, feed, dtype) for dtype in (torch.float64, torch.float32))
+    reckoned = partial(reference.step, module, recipe, only, feed)
+    exact, plain = (reckoned(dtype) for dtype in (torch.float64, torch.float32))
     if exact.keys() != {*names}:
         raise ModelError(f"program: it would change {sorted(exact.keys() ^ {*names})[:4]} otherwise than torch does")
     found = dict(zip(names, Session(onnx_file.write(graph, ""))(names, feed), strict=True))
     parity = {"program": vector.distance(found, exact), "torch": vector.distance(plain, exact)}
+    reference.require_undrawn(parity["torch"], exact, partial(reckoned, torch.float64))
     return replace(facts, parity=parity, expected=vector.projections(exact))
 
 

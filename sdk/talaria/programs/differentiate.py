@@ -157,11 +157,13 @@ def _measured(
 ) -> Manifest:
     """``facts`` with the errors on the test vector and what float64 gives there."""
     feed, vjp = vector.inputs(graph, facts), Vjp(graph)
-    exact, plain = (reference.derivative(module, only, taps, feed, kind) for kind in (torch.float64, torch.float32))
+    reckoned = partial(reference.derivative, module, only, taps, feed)
+    exact, plain = (reckoned(kind) for kind in (torch.float64, torch.float32))
     found = vjp.run(feed)
     if exact.keys() != found.keys():
         raise ModelError(f"program: it would give {sorted(exact.keys() ^ found.keys())[:4]} otherwise than torch does")
     parity = {"program": vector.distance(found, exact), "torch": vector.distance(plain, exact)}
+    reference.require_undrawn(parity["torch"], exact, partial(reckoned, torch.float64))
     return replace(facts, parity=parity, expected=vector.projections(exact))
 
 

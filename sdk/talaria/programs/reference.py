@@ -18,12 +18,17 @@ from talaria.model import attention, recurrent
 from talaria.model.cloning import clone
 from talaria.model.state import load, state_of, to_arrays
 from talaria.model.twice import TwiceDifferentiable
+from talaria.programs.layers.table import DRAWN
 from talaria.programs.tangent import along
+from talaria.programs.vector import distance
 from talaria.tensors import Array
 from talaria.training import loop
 from talaria.training.sgd import SGD
 from talaria.training.taps import Taps
 from talaria.types import Recipe
+
+_SUSPECT = 1e-4
+"""Float32 seldom errs by as much, and float64 does not."""
 
 
 def step(
@@ -76,6 +81,13 @@ def derivative(
     moved = {f"next/weight/{k}": v for k, v in state_of(own).items() if _follows(own, k, (), before, ran)}
     gradients = {f"gradient/{k}": p.grad for k, p in trained.items() if p.grad is not None}
     return {**to_arrays({f"tap/{tap}": value.detach() for tap, value in seen.items()}), **moved, **to_arrays(gradients)}
+
+
+def require_undrawn(torch_errs: float, exact: Mapping[str, Array], again: Callable[[], Mapping[str, Array]]) -> None:
+    """Raise :class:`~talaria.errors.ModelError` for a pass that gives something else each time: a program would keep
+    what was drawn when it was made, and pass beside torch, which errs as much then. ``again`` makes ``exact`` anew."""
+    if torch_errs > _SUSPECT and distance(again(), exact) > _SUSPECT:
+        raise ModelError(f"program: the forward pass draws numbers; {DRAWN}, or train this model with torch")
 
 
 def _moving(

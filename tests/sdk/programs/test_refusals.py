@@ -243,6 +243,7 @@ def late(x):
         (lambda: Gru(first=True), r"begins with \(3, 12\) for each sample; give it \(1, batch, 4\)"),
         (lambda: Gru(take=1), "averages over 0"),
         (lambda: Odd(lambda x: x + torch.randn(x.size(0), 3, 12)), "randn"),
+        (lambda: Odd(lambda x: x + torch.randn(12)), "forward pass draws numbers; draw in layers alone, nn.Dropout"),
         (lambda: Odd(lambda x: x + torch.randn_like(x)), "randn_like.* draw in layers alone"),
         (lambda: Odd(drop_path), "new_empty.* draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth"),
         (lambda: Odd(stochastic_depth), "empty.* draw in layers alone"),

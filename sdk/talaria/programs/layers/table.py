@@ -82,9 +82,9 @@ MENDS: Mapping[type[Module], str] = {
     nn.Transformer: "use TransformerEncoder and TransformerDecoder",
 }
 """What to use instead, where that is known."""
-_DRAWN = "draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth, which every engine draws alike"
+DRAWN = "draw in layers alone, nn.Dropout or torchvision.ops.StochasticDepth, which every engine draws alike"
 FUNCTION_MENDS: Mapping[str, str] = {
-    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "bernoulli", "empty", "new_empty"), _DRAWN),
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "bernoulli", "empty", "new_empty"), DRAWN),
     "einsum": "give it two tensors, as in torch.einsum('bld,de->ble', x, weight)",
 }
 """What to use instead of a function."""
