@@ -48,6 +48,8 @@ NETS = {
     "larger": ((3, 7), lambda: Pooled(nn.AdaptiveMaxPool1d(9), 27)),
     "even": ((3, 6), lambda: Pooled(nn.AdaptiveMaxPool1d(3), 9)),
     "plane": ((2, 7, 8), lambda: Pooled(nn.AdaptiveMaxPool2d((3, None)), 48)),
+    "bounds": ((2, 4), lambda: Pooled(lambda x: x.clamp(-1, 0.5) * x.clip(max=1.5, min=0), 8)),
+    "bounds in place": ((2, 4), lambda: Pooled(lambda x: torch.clamp_(2 * x, -1, 0.5).clamp_(-0.5, 1), 8)),
     "plane, larger": ((2, 3, 8), lambda: Pooled(nn.AdaptiveMaxPool2d(5), 50)),
 }
 

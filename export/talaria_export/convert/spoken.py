@@ -1,6 +1,6 @@
 """What torch's exporter does not know, said as what it knows while a model is exported: the length of a batch,
 attention over three dimensions, maxima under windows of different sizes, values in the
-middle and at places that are named, packed sequences."""
+middle and at places that are named, bounds of two kinds, packed sequences."""
 
 from __future__ import annotations
 
@@ -92,6 +92,18 @@ def _median(x: Tensor, *dims: Any, **named: Any) -> Any:
     return along(*dims, **named)
 
 
+def _clamped(clamp: Callable[..., Any]) -> Callable[..., Any]:
+    """``clamp`` with both bounds of one kind, as ``x.clamp(0, 0.5)`` has not."""
+
+    def bounded(x: Tensor, *bounds: Any, **named: Any) -> Any:
+        def alike(one: Any) -> Any:
+            return float(one) if type(one) is int and x.is_floating_point() else one
+
+        return clamp(x, *map(alike, bounds), **{name: alike(one) for name, one in named.items()})
+
+    return bounded
+
+
 def _put(x: Tensor, index: Any, value: Any) -> None:
     """``x[index] = value``, by pieces beside each other where these are known."""
     try:
@@ -111,4 +123,8 @@ _SAID: Mapping[Any, Callable[..., Any]] = {
     Tensor.__setitem__: _put,
     **dict.fromkeys((torch.kthvalue, Tensor.kthvalue), _kthvalue),
     **dict.fromkeys((torch.median, Tensor.median), _median),
+    **{
+        one: _clamped(one)
+        for one in (torch.clamp, torch.clip, torch.clamp_, Tensor.clamp, Tensor.clip, Tensor.clamp_, Tensor.clip_)
+    },
 }
