@@ -80,6 +80,13 @@ def test_a_network_that_says_itself_what_is_frozen_is_told_who_says_so() -> None
         talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=1)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_a_module_of_torchscript_is_named() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), torch.jit.script(nn.ReLU()), nn.Linear(6, 3))  # type: ignore[no-untyped-call]
+    with pytest.raises(ModelError, match=r"1 is a module of TorchScript.*give the module that torch.jit was given"):
+        zoo.keep(net, (4,), 3)
+
+
 def test_layers_without_weights_before_a_call_are_refused() -> None:
     net = nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.Linear(6, 3))
     with pytest.raises(ModelError, match=r"0 is a LazyLinear.*make it a Linear with its sizes, or call the model once"):

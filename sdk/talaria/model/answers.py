@@ -77,8 +77,14 @@ def require_form(module: Module, example: Tensor, form: Sequence[str], what: str
 
 def require_own_weights(module: Module, what: str) -> None:
     """Raise :class:`ModelError`, beginning with ``what``, where a hook makes a layer's weights anew before each call:
-    such a module cannot be copied; and where a layer has no weights before it is called."""
+    such a module cannot be copied; where a layer has no weights before it is called; and for TorchScript's, which takes
+    no hooks."""
     for name, one in module.named_modules():
+        if isinstance(one, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{what}: {name or 'it'} is a module of TorchScript, whose pass cannot be followed; give the module "
+                "that torch.jit was given"
+            )
         if any(map(is_lazy, one.parameters(recurse=False))):
             kind = type(one).__name__
             raise ModelError(
