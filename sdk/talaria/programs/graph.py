@@ -23,6 +23,8 @@ MOVES = ("Flatten", "Identity", "Reshape", "Slice", "Transpose", "Unsqueeze")
 
 STEEP = 3e38
 """What a HardSigmoid multiplies with that is a step: it gives 0 for zero and 1 for what is above 1e-38."""
+EDGE = 2.0**100
+"""The same for a step anywhere: its products with a bound are exact, so that the bound itself gives 0."""
 
 
 def size_of(label: Size, sizes: Mapping[str, int]) -> int:

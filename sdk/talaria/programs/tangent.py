@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from talaria.errors import ModelError
-from talaria.programs.graph import INT, STEEP, Draft, Graph, Node, Port
+from talaria.programs.graph import EDGE, INT, STEEP, Draft, Graph, Node, Port
 
 ALONG = "along/"
 """What stands between the kind and the key of a port that is the derivative of another's."""
@@ -204,7 +204,7 @@ def _inside(made: _Made, x: str, low: str, high: str, way: str) -> str:
 
 def _stands(node: Node) -> bool:
     """Whether an operator is constant wherever it can be differentiated."""
-    return node.kind in _NONE or (node.kind == "HardSigmoid" and node.get("alpha") == STEEP)
+    return node.kind in _NONE or (node.kind == "HardSigmoid" and abs(node.get("alpha")) in (EDGE, STEEP))
 
 
 def _sloping(made: _Made, node: Node, out: str) -> str:

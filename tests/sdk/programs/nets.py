@@ -1248,6 +1248,8 @@ NETS = {
     "dropout_in_lstm": (SHORT, lambda: BothWays(nn.LSTM, "ends", num_layers=3, bias=False, dropout=0.3)),
     "dropout_in_rnn": (SHORT, lambda: adapted(BothWays(nn.RNN, "ends", num_layers=2, dropout=0.3), "rnn")),
     "adapted_both_lstm": (SHORT, lambda: adapted(BothWays(nn.LSTM, "ends", bias=False), "rnn")),
+    "far_bounds": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.Hardtanh(-0.5, 1e7), wide=48)),
+    "steep_below": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.LeakyReLU(1.5), wide=48)),
     **{
         type(layer).__name__: (LINE, lambda layer=layer: maps(nn.Conv1d(3, 4, 1), layer, wide=48))
         for layer in (

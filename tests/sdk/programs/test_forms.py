@@ -1,13 +1,18 @@
 """Forms that were measured to be fast: which operators a step is made of (benchmarks/RESULTS.md)."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
+from talaria.programs import onnx_file
 from talaria.programs.build import build, packed
+from talaria.programs.graph import FLOAT, Draft, Port
+from talaria.programs.layers.activation import OF
 from talaria.programs.program import Program
+from talaria.programs.session import Session
 from talaria.types import Recipe
 from talaria_bench.sequences import transformer
 
@@ -174,6 +179,35 @@ def test_a_rectifier_has_its_slope_in_one_pass(convolutions):
     steep = [node for node in of(convolutions, "HardSigmoid") if node.get("alpha") > 1e38]
     assert len(steep) == 4
     assert len(of(convolutions, "Greater")) == 1  # whether the batch holds more than one sample
+
+
+KINKED = (
+    nn.ReLU(), nn.ReLU6(), nn.Hardtanh(), nn.Hardtanh(-0.1, 0.3), nn.Hardtanh(-0.001, 7e5), nn.Hardtanh(-1e7, 1e7),
+    nn.LeakyReLU(), nn.LeakyReLU(0.0), nn.LeakyReLU(1.5), nn.LeakyReLU(-0.2), nn.Hardsigmoid(), nn.Hardswish(),
+)  # fmt: skip
+BOUNDS = (0.0, 0.001, 0.1, 0.3, 1.0, 3.0, 6.0, 7e5, 1e7)
+
+
+@pytest.mark.parametrize("own", KINKED, ids=str)
+def test_a_slope_has_its_steps_at_the_bounds_themselves(own):
+    bounds = np.float32([*BOUNDS, *(-bound for bound in BOUNDS)])
+    near = [np.nextafter(bounds, np.float32(way)) for way in (np.inf, -np.inf)]
+    x = np.concatenate([bounds, *near, np.float32([1e-30, -1e-30, 1e30, -1e30, 0.5, -0.5])])
+    x = x[(np.abs(x) > 1e-37) | (x == 0)]  # a number that is hardly one may count in part
+    if isinstance(own, nn.Hardswish):
+        x = x[np.abs(x) != 3]  # where it has no slope
+    g = np.linspace(-2, 3, len(x), dtype=np.float32)
+    draft = Draft()
+    value, slope = draft.input("x", ("N",)), draft.input("g", ("N",))
+    y, way = OF[type(own)](draft, value, own)
+    named = [(Port("y", FLOAT, ("N",)), y), (Port("dx", FLOAT, ("N",)), way(slope))]
+    graph = draft.finish(named)
+    assert bool(of(graph, "Where")) == (own in KINKED[5:6] or own in KINKED[8:10])  # which takes ten times a product
+    found = Session(onnx_file.write(graph, ""))(["y", "dx"], {"x": x, "g": g})
+    xs = torch.from_numpy(x).requires_grad_()
+    own(xs).backward(torch.from_numpy(g))
+    for mine, theirs in zip(found, (own(xs).detach(), xs.grad), strict=True):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-6, atol=1e-7)
 
 
 def test_without_momentum_a_weight_is_added_to_as_its_gradient_is_made():
