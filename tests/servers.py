@@ -129,22 +129,22 @@ class S3Server:
         self.start()
 
     def start(self):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        end = time.monotonic() + 60
+        self.process, end = self._begun(), time.monotonic() + 60
         while time.monotonic() < end:
             try:
                 urllib.request.urlopen(f"{self.endpoint}/moto-api/", timeout=5).close()
                 break
             except (URLError, OSError):
-                if self.process.poll() is not None:
-                    break
+                if self.process.poll() is not None:  # a connection of somebody else's has its port just now
+                    self.process = self._begun()
                 time.sleep(0.1)
         else:
             raise RuntimeError("moto's server does not answer")
         self.client.create_bucket(Bucket=BUCKET)
+
+    def _begun(self):
+        words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def stop(self):
         self.process.send_signal(signal.SIGKILL)
