@@ -21,6 +21,7 @@ from talaria_coordinator.broker import Broker
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.above import Above
+from talaria_coordinator.fleet.hands import leaves_within
 from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
@@ -91,9 +92,7 @@ class Served:
                     wait = AGAIN_S[0]  # it worked for a good while
                 self._refuse(str(error))
                 self._tell({"event": "failed", "error": str(error), "again_in_s": wait})
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait):
-                        await self._stopped.wait()
+                if await leaves_within(self._stopped, wait):
                     return  # that it does not answer was told; ending is what was asked for now
                 wait = min(2 * wait, AGAIN_S[1])
             else:

@@ -111,7 +111,7 @@ def _differs(twin: Module, mask: ChannelMask, example: Tensor) -> str | None:
         fill(dense.state_dict(), apply_dense(state_of(twin), mask))
         got, want = _flat(compact(twin, mask)(example)), _flat(dense(example))
     except (*TRACE_ERRORS, ModelError) as error:
-        return f"does not run when channels are taken out: {(str(error) or type(error).__name__).splitlines()[0][:120]}"
+        return f"does not run when channels are taken out: {_said(error)}"
     size = float(want.abs().max()) if want.numel() else 0.0
     if got.shape != want.shape or not 0 < size < torch.inf:
         return "changes the output's shape, or gives nothing but zeros or no finite output"
@@ -131,8 +131,12 @@ def _fails(module: Module, example: Tensor) -> str | None:
         try:
             module(example)
         except TRACE_ERRORS as error:
-            return (str(error) or type(error).__name__).splitlines()[0][:120]
+            return _said(error)
     return None
+
+
+def _said(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:120]
 
 
 def _flat(output: object) -> Tensor:

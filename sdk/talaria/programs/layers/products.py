@@ -18,10 +18,11 @@ from talaria.programs.layers.sequence import closed, filled, opened, shaped, siz
 def matmul(step: Step, layer: str, a: Map | Weight, b: Map | Weight) -> tuple[Map, Pullback]:
     """a b, of which one may be a parameter."""
     if isinstance(a, Weight):
-        wide = [step.held(one) for one in sizes(b)] if isinstance(b, Map) else b.shape
-        if isinstance(b, Map) and (len(wide) != 2 or isinstance(wide[0], str)):
-            mend = "let it go along a dimension that no mask narrows, of maps of two dimensions"
-            raise refused(layer, f"multiplies {a.shape} by {(*wide,)}", mend)
+        if isinstance(b, Map):
+            wide = tuple(step.held(one) for one in sizes(b))
+            if len(wide) != 2 or isinstance(wide[0], str):
+                mend = "let it go along a dimension that no mask narrows, of maps of two dimensions"
+                raise refused(layer, f"multiplies {a.shape} by {wide}", mend)
         return einsum(step, layer, "nm,bmc->bnc", a, b)
     if isinstance(b, Weight):
         return projection.matmul(step, layer, a, b)
