@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from talaria.tensors import Array
 
-Attribute = int | float | tuple[int, ...] | str
-"""What an operator's attribute may be here; no tensor and no graph."""
+Attribute = Union[int, float, tuple[int, ...], str, "Graph"]
+"""What an operator's attribute may be here; no tensor, and a graph only in what is made where it runs
+(:mod:`talaria.programs.follow`)."""
 Size = int | str
 """A size that is known, or one that each call decides: a name, a name times a number (a flattened map, half of one), or
 a sum of these and of ``#`` numbers (maps side by side), such as ``conv2*8+#4``: layers may be named by numbers."""
@@ -273,17 +274,24 @@ class Draft:
                 named[value] = port.name
             else:  # an input, or given under two names
                 copies.append(Node("Identity", (value,), (port.name,)))
-        nodes = [_renamed(node, named) for node in (*self.nodes, *copies)]
-        read, kept = {port.name for port, _ in outputs}, list[Node]()
-        for node in reversed(nodes):
-            if read.intersection(node.outputs):
-                kept.append(node)
-                read.update(node.inputs)
+        kept = read_of([renamed(node, named) for node in (*self.nodes, *copies)], [port.name for port, _ in outputs])
+        read = {name for node in kept for name in node.inputs}
         constants = {name: value for name, value in self.constants.items() if name in read}
         inputs = tuple(port for port in self.inputs if port.name in read)
-        return Graph(inputs, tuple(port for port, _ in outputs), tuple(kept[::-1]), constants)
+        return Graph(inputs, tuple(port for port, _ in outputs), tuple(kept), constants)
 
 
-def _renamed(node: Node, names: Mapping[str, str]) -> Node:
+def read_of(nodes: Sequence[Node], outputs: Iterable[str]) -> list[Node]:
+    """Those of which something is read for these outputs, in their order."""
+    read, kept = set(outputs), list[Node]()
+    for node in reversed(nodes):
+        if read.intersection(node.outputs):
+            kept.append(node)
+            read.update(node.inputs)
+    return kept[::-1]
+
+
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """``node`` with the names of its inputs and outputs that ``names`` has replaced."""
     inputs, outputs = (tuple(names.get(one, one) for one in some) for some in (node.inputs, node.outputs))
     return replace(node, inputs=inputs, outputs=outputs)

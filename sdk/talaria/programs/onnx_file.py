@@ -26,13 +26,9 @@ _MOST_DIMS = 8
 
 def write(graph: Graph, note: str) -> bytes:
     """The ONNX file of ``graph``; ``note`` is kept as text under the metadata :data:`NOTE`."""
-    body = b"".join(_message(1, _node(node)) for node in graph.nodes)
-    body += _text(2, "step")
-    body += b"".join(_message(5, _tensor(name, value)) for name, value in graph.constants.items())
-    body += b"".join(_message(11, _port(port)) for port in graph.inputs)
-    body += b"".join(_message(12, _port(port)) for port in graph.outputs)
     metadata = _text(1, NOTE) + _text(2, note)
-    return _number(1, IR) + _message(7, body) + _message(8, _text(1, "") + _number(2, OPSET)) + _message(14, metadata)
+    opset = _text(1, "") + _number(2, OPSET)
+    return _number(1, IR) + _message(7, _graph(graph)) + _message(8, opset) + _message(14, metadata)
 
 
 def read(data: bytes) -> tuple[Graph, str]:
@@ -68,6 +64,14 @@ def _text(field: int, value: str) -> bytes:
     return _message(field, value.encode())
 
 
+def _graph(graph: Graph) -> bytes:
+    body = b"".join(_message(1, _node(node)) for node in graph.nodes)
+    body += _text(2, "step")
+    body += b"".join(_message(5, _tensor(name, value)) for name, value in graph.constants.items())
+    body += b"".join(_message(11, _port(port)) for port in graph.inputs)
+    return body + b"".join(_message(12, _port(port)) for port in graph.outputs)
+
+
 def _node(node: Node) -> bytes:
     out = b"".join(_text(1, name) for name in node.inputs) + b"".join(_text(2, name) for name in node.outputs)
     return out + _text(4, node.kind) + b"".join(_message(5, _attribute(*one)) for one in node.attributes)
@@ -81,6 +85,8 @@ def _attribute(name: str, value: Attribute) -> bytes:
         return out + _number(3, value) + _number(20, 2)
     if isinstance(value, str):
         return out + _text(4, value) + _number(20, 3)
+    if isinstance(value, Graph):
+        return out + _message(6, _graph(value)) + _number(20, 5)
     return out + b"".join(_number(8, one) for one in value) + _number(20, 7)
 
 

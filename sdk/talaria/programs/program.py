@@ -13,6 +13,7 @@ from talaria import valid
 from talaria.errors import ConfigError, DataError, ModelError, TooLarge, WireError
 from talaria.programs import manifest as manifests
 from talaria.programs import onnx_file
+from talaria.programs.follow import followed
 from talaria.programs.graph import FLOAT, INT, Graph, Port
 from talaria.programs.lookups import Lookups
 from talaria.programs.manifest import Manifest
@@ -24,6 +25,8 @@ Arrays = dict[str, Array]
 _PARTS = ("weight", "momentum", "draw", "anchor")
 _KEPT = 64
 """Combinations of shapes whose check is remembered."""
+_SMALL = 4_000_000
+"""Multiply-adds of the test vector's step up to which a network is small."""
 
 
 class Program:
@@ -148,6 +151,17 @@ class Program:
     def session(self) -> Session:
         """ONNX Runtime's session of this program, made when it is first asked for."""
         return Session(self._data, steady=True)
+
+    @property
+    def small(self) -> bool:
+        """Whether the call of a step is a good part of it."""
+        return self.cost.multiply_adds <= _SMALL
+
+    @cached_property
+    def steps(self) -> Session:
+        """The session of many steps at once (:func:`~talaria.programs.follow.followed`), made when it is first asked
+        for."""
+        return Session(onnx_file.write(followed(self.graph), ""), steady=True)
 
     def _fits(self, feed: Mapping[str, Array]) -> None:
         """Raises unless every input is there in its dtype, widths agree, and the step stays within the limits."""

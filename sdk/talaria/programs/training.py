@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from talaria.programs.follow import in_runs
 from talaria.programs.program import Arrays, Program
 from talaria.tensors import Array
 
-_KEPT = 4
-"""Shapes of batches whose buffers are kept: an epoch has two, its last batch being smaller."""
+_KEPT = 12
+"""Shapes of batches whose buffers are kept: an epoch has two, its last batch being smaller, and each number of steps at
+once has its own."""
+_ROOM = 1 << 20
+"""Bytes of samples that are stepped on at once."""
 
 
 class Training:
@@ -95,35 +99,50 @@ class Training:
 
     def follow(self, x: Array, y: Array, batches: Iterable[Array], *, lr: float) -> None:
         """A step on each of ``batches``, int64 rows of ``x`` (M, ...) and ``y`` (M,): what :meth:`step` does with these
-        rows, for a program that draws nothing, with a tenth of what is around it. Errors are those of :meth:`step`; all
-        labels must be classes before the first one."""
+        rows, for a program that draws nothing. A small network takes many steps in one call. Errors are those of
+        :meth:`step`; all labels must be classes, and all tokens known, before the first one."""
         self.program.labels(y)
-        bound: dict[int, tuple[Arrays, list[Callable[[], None]]]] = {}
-        for index in batches:
-            count = len(index)
-            if count not in bound:
-                given = x.take(index, 0), y.take(index, 0)
-                shapes = _shapes(*given, None)
+        self.program.lookups.require_known(x)
+        many = self.program.small
+        bound: dict[tuple[int, ...], tuple[Arrays, list[Callable[[], None]]]] = {}
+        for run in in_runs(batches, _ROOM // max(1, x[:1].nbytes) if many else 1):
+            rows = run if many else run[0]
+            if rows.shape not in bound:
+                given = x.take(run[0], 0), y.take(run[0], 0)
+                shapes = rows.shape, _shapes(*given, None)
                 if shapes not in self._batches:
-                    self._bind(shapes, *given, lr, None)
-                bound[count] = self._batches[shapes]
-                bound[count][0]["lr"][()] = lr
-            buffers, calls = bound[count]
-            x.take(index, 0, buffers["x"], "clip")  # other modes copy what they give
-            y.take(index, 0, buffers["y"], "clip")
+                    self._bind(shapes, *given, lr, None, steps=len(run) if many else None)
+                bound[rows.shape] = self._batches[shapes]
+                bound[rows.shape][0]["lr"][()] = lr
+            buffers, calls = bound[rows.shape]
+            x.take(rows, 0, buffers["x"], "clip")  # other modes copy what they give
+            y.take(rows, 0, buffers["y"], "clip")
             calls[self._turn]()
             self._turn = 1 - self._turn
 
-    def _bind(self, shapes: object, x: Array, y: Array, lr: float, draws: Mapping[str, Array] | None) -> None:
+    def _bind(
+        self,
+        shapes: object,
+        x: Array,
+        y: Array,
+        lr: float,
+        draws: Mapping[str, Array] | None,
+        steps: int | None = None,
+    ) -> None:
+        """Buffers and calls of a step on batches like ``x`` and ``y``, or of so many ``steps`` at once."""
         state = self._now("weight/"), self._now("momentum/")
         feed = self.program.feed(*state, x, y, lr, draws, self._anchor, self._pull)
         buffers = {name: np.array(value, order="C") for name, value in feed.items() if name not in self._state}
+        loss = {"loss": self._loss} if steps is None else {}
+        session = self.program.session if steps is None else self.program.steps
+        if steps is not None:
+            buffers |= {name: np.empty((steps, *buffers[name].shape), buffers[name].dtype) for name in ("x", "y")}
         sets = [{**self._state, **self._other}, self._state]
         calls = []
         for read, written in ((sets[1], sets[0]), (sets[0], sets[1])):
             inputs = {name: buffers[name] if name in buffers else read[name] for name in feed}
             outputs = {f"next/{name}": written[name] for name in self._other}
-            calls.append(self.program.session.bound(inputs, {"loss": self._loss, **outputs}))
+            calls.append(session.bound(inputs, {**loss, **outputs}))
         if len(self._batches) == _KEPT:
             self._batches.clear()
         self._batches[shapes] = buffers, calls

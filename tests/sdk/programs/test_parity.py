@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import math
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,11 @@ from talaria.model import pruning, zoo
 from talaria.model.compaction import gather
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of
-from talaria.programs import differentiate, reference, vector
+from talaria.programs import differentiate, onnx_file, reference, vector
 from talaria.programs.build import build, require_few
+from talaria.programs.follow import followed
 from talaria.programs.program import Program
+from talaria.programs.session import Session
 from talaria.training import loop
 from talaria.types import Recipe
 
@@ -38,15 +41,35 @@ def batch(shape, classes, count, seed=0):
     return rng.standard_normal((count, *shape), np.float32), rng.integers(0, classes, count)
 
 
+@lru_cache
+def net(name: str, recipe: str) -> Program:
+    shape, make = nets.NETS[name]
+    torch.manual_seed(0)
+    return Program(build(zoo.keep(make(), shape, 4), "all", RECIPES[recipe]))
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", nets.NETS)
 def test_each_layer_errs_no_more_than_twice_as_much_as_torch(name, recipe):
-    shape, make = nets.NETS[name]
-    torch.manual_seed(0)
-    program = Program(build(zoo.keep(make(), shape, 4), "all", RECIPES[recipe]))
+    program = net(name, recipe)
     assert program.manifest.parity["program"] <= program.manifest.allowed
     found = vector.projections(program.run(vector.inputs(program.graph, program.manifest)))
     assert vector.deviation(found, program.manifest.expected) <= 4 * program.manifest.allowed
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", nets.NETS)
+def test_many_steps_in_one_call_give_the_bytes_of_each_alone(name, recipe):
+    program = net(name, recipe)
+    feed = vector.inputs(program.graph, program.manifest)
+    xs, ys = (np.stack([feed[one], feed[one][::-1], feed[one]]) for one in ("x", "y"))
+    session = Session(onnx_file.write(followed(program.graph), ""), steady=True)
+    names = [port.name for port in program.graph.outputs if port.name != "loss"]
+    found = dict(zip(names, session(names, {**feed, "x": xs, "y": ys}), strict=True))
+    for x, y in zip(xs, ys, strict=True):
+        after = program.run({**feed, "x": x, "y": y})
+        feed |= {one.removeprefix("next/"): after[one] for one in names}
+    assert all(found[one].tobytes() == feed[one.removeprefix("next/")].tobytes() for one in names)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
