@@ -7,7 +7,6 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from talaria.planning.plan import Plan
 from talaria.training.engine import state_of
 from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.agent.training import Learner
+from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import Data, DataSource, DeviceData, NamedSource, checked, source_of
 from talaria_edge.home_assistant import HomeAssistant
@@ -207,7 +207,7 @@ class Device:
             )
         self._stopped = False
         self._ended.clear()
-        worker = ThreadPoolExecutor(1, thread_name_prefix="learn")
+        worker = learning_thread()
         self._task = asyncio.create_task(keep_running(self.config, self._report, worker, over_mqtt, self._learner))
         try:
             return await self._task

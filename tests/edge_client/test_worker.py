@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 
 import pytest
 
+from talaria_edge import Device
 from talaria_edge.agent.worker import learning_thread
 
 KEPT_OUT = "import sys; sys.modules['torch'] = None"
@@ -35,3 +37,9 @@ def test_code_of_an_app_that_ends_its_program_while_learning_ends_that_work_alon
         worker.submit(sys.exit, "goodbye").result()
     assert worker.submit(sum, (1, 2)).result() == 3
     worker.shutdown()
+
+
+def test_a_program_whose_source_of_samples_ends_it_is_told_so_by_its_device(tmp_path):
+    device = Device("mqtt://127.0.0.1:1", fleet="watch", data=lambda: sys.exit(3), state=tmp_path)
+    with pytest.raises(RuntimeError, match=r"sys.exit\(3\) here; let it raise an error"):
+        asyncio.run(device.run())
