@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +17,10 @@ if TYPE_CHECKING:
     from torch import Generator
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
+
+ALONE = RLock()
+"""Held while a thread uses what torch has once for all of them: its global generator, and how it follows a pass."""
+os.register_at_fork(after_in_child=ALONE._at_fork_reinit)  # type: ignore[attr-defined]  # no other thread lives there
 
 
 def seed_of(seed: int, client: str, round: int, purpose: str) -> int:
@@ -99,3 +107,12 @@ def generator(seed: int, client: str, round: int, purpose: str) -> Generator:
     from torch import Generator
 
     return Generator().manual_seed(seed_of(seed, client, round, purpose))
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """What is drawn from torch's global generator in this context is this thread's alone, and leaves it as it was."""
+    import torch
+
+    with ALONE, torch.random.fork_rng(devices=[]):
+        yield

@@ -1,3 +1,7 @@
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
+
 import onnx
 import pytest
 import torch
@@ -157,3 +161,25 @@ def test_what_one_export_adds_to_torchs_translations_reaches_no_other(imu, expor
     assert ONNXRegistry.from_torchlib(opset_version=OPSET).functions == others.functions
     assert others.functions[first]
     assert export_onnx(imu.model, imu.x) == exported
+
+
+class Meeting(nn.Module):
+    """It waits for whoever is exported beside it."""
+
+    others = Barrier(2, timeout=1)
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        with suppress(BrokenBarrierError):
+            self.others.wait()
+        return self.head(x)
+
+
+def test_two_threads_may_export():
+    model = Meeting().eval()
+    with ThreadPoolExecutor(2) as threads:
+        one, two = threads.map(lambda _: export_onnx(model, torch.zeros(2, 4)), range(2))
+    assert one == two

@@ -1,4 +1,7 @@
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -375,3 +378,34 @@ def test_a_network_of_ones_own_is_trained_as_a_fleet_trains_it():
         found.append(personal.model.state_dict())
     assert personal.accuracy > 0.6
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+class Noisy(nn.Module):
+    """Two linear layers behind noise of its own; in training it waits for whoever trains beside it."""
+
+    others = Barrier(2, timeout=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.head(self.body(x))  # type: ignore[no-any-return]
+        with suppress(BrokenBarrierError):
+            self.others.wait()
+        return self.head(self.body(x + torch.rand(len(x), 4)))  # type: ignore[no-any-return]
+
+
+def test_two_threads_learn_what_each_learns_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    draws = np.random.default_rng(0)
+    samples, network = Samples.of(draws.normal(size=(12, 4)), np.arange(12) % 3), Noisy()
+
+    def learned(_: int) -> Tensor:
+        return Personalizer(network, head="head").fit(samples, epochs=3).model.head.weight  # type: ignore[return-value, union-attr]
+
+    Noisy.others.abort()
+    alone = learned(0)
+    monkeypatch.setattr(Noisy, "others", Barrier(2, timeout=1))
+    with ThreadPoolExecutor(2) as threads:
+        assert all(torch.equal(one, alone) for one in threads.map(learned, range(2)))

@@ -19,6 +19,7 @@ from torch.nn import Module
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.cloning import clone
 from talaria.model.merging import merge
+from talaria.seeds import ALONE
 from talaria_export.bundle.preprocess import Preprocessing
 from talaria_export.convert.names import INPUT, OUTPUT
 from talaria_export.convert.spoken import spoken
@@ -123,7 +124,7 @@ def _exported(model: Module, batch: Tensor) -> ModelProto:
 
     dynamic = ({0: torch.export.Dim("batch")},)
     try:
-        with _quietly(), spoken(model):
+        with ALONE, _quietly(), spoken(model):
             _build_translations_once()
             take_a_gradient()
             program = torch.onnx.export(

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Conv1d, Conv2d, Linear, Module
 
+from talaria import seeds
 from talaria.errors import ModelError, some_of
 from talaria.model import inside
 from talaria.model.cloning import clone
@@ -106,7 +107,7 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
             f"{some_of(open_to, 12)}"
         )
     out = clone(model)
-    with torch.random.fork_rng(devices=[]):
+    with seeds.aside():
         torch.default_generator.manual_seed(seed)
         for name in chosen:
             base = out.get_submodule(name)
@@ -138,7 +139,7 @@ def factored(model: Module, head: str, rank: int, seed: int = 0) -> Module:
         raise ModelError(f"adapters: head {head!r} is a {type(layer).__name__}; only a linear layer has two factors")
     if rank * (layer.in_features + layer.out_features) >= layer.weight.numel():
         return out
-    with torch.random.fork_rng(devices=[]):
+    with seeds.aside():
         torch.default_generator.manual_seed(seed)
         down = _started(Linear(layer.in_features, rank, bias=False))
         up = Linear(rank, layer.out_features, bias=layer.bias is not None)

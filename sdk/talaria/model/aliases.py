@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from talaria import seeds
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
 
@@ -50,7 +51,7 @@ def _of_two(module: Module, needed: Collection[str]) -> str | None:
 
 
 def _answer(module: Module, example: Tensor) -> Tensor | None:
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), seeds.aside():
         try:
             found = module(example)
         except TRACE_ERRORS:

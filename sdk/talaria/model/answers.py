@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from talaria import seeds
 from talaria.errors import ModelError, some_of
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
@@ -127,5 +128,5 @@ def last_convolution(module: Module, outputs: int) -> str | None:
 @contextmanager
 def _asked(module: Module) -> Iterator[Module]:
     """A copy in eval mode; torch's global generator stays untouched."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), seeds.aside():
         yield clone(module).eval()

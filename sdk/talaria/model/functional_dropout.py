@@ -24,6 +24,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from talaria import seeds
 from talaria.errors import ModelError
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
@@ -143,7 +144,7 @@ def _several(module: Module, example: Tensor) -> list[str]:
         elif path and not type(one).__module__.startswith("torch.nn."):
             one.register_forward_pre_hook(lambda *_, path=path: running.append((path, Counter())))
             one.register_forward_hook(lambda *_: running.pop() and None)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), seeds.aside():
         try:
             twin(example)
         except TRACE_ERRORS:  # who cannot be called so is told by those who call it next
@@ -166,7 +167,7 @@ def _seen(module: Module, example: Tensor, training: bool) -> Mapping[str, Seque
             running[-1][1].append((kind, share))
         return x
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), _Calls(note):
+    with torch.no_grad(), seeds.aside(), _Calls(note):
         try:
             twin(example)
         except TRACE_ERRORS:  # who cannot be called so is told by those who call it next

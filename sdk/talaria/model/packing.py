@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn import Module, RNNBase
 from torch.nn.utils import rnn
 
+from talaria.seeds import ALONE
+
 RUNS: dict[str, Callable[..., Any]] = {
     "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu, "GRU": torch.gru, "LSTM": torch.lstm,
 }  # fmt: skip
@@ -56,14 +58,15 @@ def replaced(module: Module, by: Mapping[Callable[..., Any], Callable[..., Any]]
     own = [getattr(vars(kind).get("forward"), "__globals__", None) for kind in kinds]
     spaces = {id(space): space for space in [vars(rnn), *own] if space is not None}.values()
     others = {id(one): other for one, other in by.items()}
-    found = [(space, name, one) for space in spaces for name, one in space.items() if id(one) in others]
-    for space, name, one in found:
-        space[name] = others[id(one)]
-    try:
-        yield
-    finally:
+    with ALONE:
+        found = [(space, name, one) for space in spaces for name, one in space.items() if id(one) in others]
         for space, name, one in found:
-            space[name] = one
+            space[name] = others[id(one)]
+        try:
+            yield
+        finally:
+            for space, name, one in found:
+                space[name] = one
 
 
 MOMENTS = "moments"

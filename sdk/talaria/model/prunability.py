@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from talaria import seeds
 from talaria.errors import ModelError
 from talaria.model import tokens
 from talaria.model.attention import MasksAsWide
@@ -127,7 +128,7 @@ def _untrainable(twin: Module, mask: ChannelMask, example: Tensor) -> str | None
 
 
 def _fails(module: Module, example: Tensor) -> str | None:
-    with torch.random.fork_rng(devices=[]):
+    with seeds.aside():
         try:
             module(example)
         except TRACE_ERRORS as error:

@@ -90,7 +90,7 @@ def build(spec: ModelSpec) -> Module:
     entry = _entry(spec.name)
     if spec.pretrained and entry.load is None:
         raise ConfigError(f"{spec.name}: pretrained=True, but no weights are published for it; use pretrained=False")
-    with torch.random.fork_rng(devices=[]):
+    with seeds.aside():
         torch.default_generator.manual_seed(spec.seed)
         model = _made(spec, entry)
         if spec.pretrained and entry.load is not None:
@@ -236,11 +236,10 @@ def _raw(spec: ModelSpec, entry: _Entry) -> Module:
 @lru_cache(maxsize=64)
 def _ways(spec: ModelSpec) -> tuple[tuple[str, ...], Calls]:
     """Of a model of another package the names that it can spare, and what it calls of dropout as functions."""
-    import torch
 
     from talaria.model import tokens
 
-    with torch.random.fork_rng(devices=[]):
+    with seeds.aside():
         model = _raw(spec, _entry(spec.name))
         return _ways_of(model, tokens.example(model, spec.input_shape, 2), f"model {shown(spec.name)}")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import cached_property, partial
-from threading import RLock, get_ident
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from talaria.programs.layers.base import refused
 from talaria.programs.layers.placing import placed
 from talaria.programs.layers.spelled import spelled
 from talaria.programs.layers.table import pass_of, rule_of
+from talaria.seeds import ALONE
 
 MANY = 9973
 """What ``len(x)`` is for a batch: Python wants a number there. No layer is as wide, and what would be is measured."""
@@ -61,7 +62,7 @@ class Tracer(fx.Tracer):
             rnn.pad_packed_sequence: self._padded,
             Variable: lambda x, *_, **named: x,  # which is a tensor's old name
         }
-        with _ALONE, _followed_sizes(self), replaced(root, others), _as_it_was(root):
+        with ALONE, _followed_sizes(self), replaced(root, others), _as_it_was(root):
             graph = super().trace(root, concrete_args)
         require_seen(graph, self.changed)
         for node in reversed(graph.nodes):
@@ -310,10 +311,6 @@ def _as_it_was(root: Module) -> Iterator[None]:
             constants = {name: value for name, value in now.items() if isinstance(value, Tensor) and name not in before}
             now.clear()
             now.update(before | constants)
-
-
-_ALONE = RLock()
-"""Held while what torch makes is followed, which is one for all threads."""
 
 
 @contextmanager

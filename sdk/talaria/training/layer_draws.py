@@ -13,7 +13,7 @@ from torch.nn import Dropout, Dropout1d, Dropout2d, Dropout3d, Module, Multihead
 from talaria.model import attention, recurrent
 from talaria.model.packing import told
 from talaria.model.state import tensor_of
-from talaria.seeds import Draws
+from talaria.seeds import ALONE, Draws
 from talaria.training.batching import kept, layer_draws
 from talaria.training.interface import Task
 
@@ -46,6 +46,7 @@ class LayerDraws:
         return again
 
     def __enter__(self) -> None:
+        ALONE.acquire()
         self._packing = told(self._model) if self._walks else nullcontext()
         self._packing.__enter__()
         self._outside = torch.get_rng_state()
@@ -59,6 +60,7 @@ class LayerDraws:
             del layer.forward
         self._rest = torch.get_rng_state()
         torch.set_rng_state(self._outside)
+        ALONE.release()
 
 
 def _draws(layer: Module) -> bool:

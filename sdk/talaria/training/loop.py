@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from talaria import seeds
 from talaria.model.cloning import clone
 from talaria.model.state import array_of, beside, load, state_of
 from talaria.tensors import Array, Tensors
@@ -55,7 +56,7 @@ def try_fast_layout(module: Module, example: Tensor) -> None:
     """Note on ``module`` where it cannot read ``example`` (N, ...) in the layout of :func:`in_fast_layout`."""
     twin = in_fast_layout(clone(module)).eval()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), seeds.aside():
             twin(example)
     except RuntimeError:
         setattr(module, _PLAIN, True)

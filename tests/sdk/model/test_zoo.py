@@ -3,6 +3,9 @@
 import builtins
 import copy
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import pytest
@@ -71,6 +74,20 @@ def test_the_seed_alone_decides_the_weights(name):
     with torch.no_grad():
         steps = (40,) if name == "steps_cnn" else ()
         assert one.eval()(zoo.example(spec, 3)).shape == (3, *steps, spec.classes)
+
+
+def test_the_seed_alone_decides_the_weights_where_two_threads_make_the_model(monkeypatch):
+    alone, both, plain = zoo.build(SPECS["mlp"]), Barrier(2, timeout=1), nn.Linear.reset_parameters
+
+    def draw(layer):
+        with suppress(BrokenBarrierError):
+            both.wait()
+        plain(layer)
+
+    monkeypatch.setattr(nn.Linear, "reset_parameters", draw)
+    with ThreadPoolExecutor(2) as threads:
+        for one in threads.map(zoo.build, [SPECS["mlp"]] * 2):
+            assert tensors.equal(state_of(one), state_of(alone))
 
 
 @every
