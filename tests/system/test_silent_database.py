@@ -84,3 +84,34 @@ def test_a_coordinator_that_waits_for_its_database_ends_without_an_error_when_it
 
     asyncio.run(story())
     assert fleet.of("stopped")
+
+
+def test_a_password_that_is_changed_at_the_database_and_in_its_file_counts_for_the_api_too(keyed, postgres, tmp_path):
+    secret, name = tmp_path / "database.password", f"keeper{postgres.port}"
+
+    def change(password, order):
+        postgres.sql(f"{order} ROLE {name} SUPERUSER LOGIN PASSWORD '{password}'")
+        secret.touch(0o600)
+        secret.write_text(f"{password}\n")
+        postgres.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'")
+
+    change("first", "CREATE")
+    url = f"postgresql+psycopg://{name}@127.0.0.1:{postgres.port}/{postgres.database().database}"
+    store = StoreConfig(database=url, password_file=secret)
+    fleet = keyed(1000, store=store, api=ApiConfig(port=0), quorum=1.0, deadline_s=0.0)
+
+    def fleets():
+        with urllib.request.urlopen(f"{fleet.of('ready')[0]['api']}/api/v1/fleets", timeout=60) as answer:
+            return [told["name"] for told in json.load(answer)]
+
+    async def story():
+        async with fleet.running("anna", "bela"):
+            await fleet.told_of("round-closed")
+            assert await asyncio.to_thread(fleets) == [FLEET]
+            change("second", "ALTER")
+            done = len(fleet.of("round-closed"))
+            await fleet.told_of("round-closed", count=done + 2)
+            assert await asyncio.to_thread(fleets) == [FLEET]
+
+    asyncio.run(story())
+    assert len(fleet.of("ready")) == 1

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from talaria.identity.credentials import password_in
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Report
@@ -25,7 +26,7 @@ class Desk:
 
         self._token = config.api.token(insecure)
         self._sock = stack.enter_context(listening(config.api))
-        self._views = Views(config.database)
+        self._views = Views(config.database, password_in(config.store.password_file))
         stack.callback(self._views.close)
         self._metrics = Metrics(config.name, self._views, config.state, config.identity)
 

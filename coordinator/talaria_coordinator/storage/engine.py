@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,8 +33,9 @@ ALIVE = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keep
 DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 
-def open_engine(where: Path | URL | str, *, reader: bool = False) -> Engine:
-    """Connections to ``where``, a path (SQLite) or a URL (PostgreSQL); those of a ``reader`` cannot write.
+def open_engine(where: Path | URL | str, *, reader: bool = False, password: Callable[[], str] | None = None) -> Engine:
+    """Connections to ``where``, a path (SQLite) or a URL (PostgreSQL); those of a ``reader`` cannot write. Each begins
+    with what ``password`` says then, where that is given.
 
     Raises :class:`~talaria.errors.ConfigError` for what is no database, :class:`~talaria.errors.StateError` where the
     folder cannot be made. Connects to nothing yet.
@@ -55,6 +57,12 @@ def open_engine(where: Path | URL | str, *, reader: bool = False) -> Engine:
         raise ConfigError(f"store: {error}; give a path, or a URL like postgresql+psycopg://host/name") from None
     except ModuleNotFoundError:
         raise ConfigError("store: PostgreSQL needs the postgres extra; pip install 'talaria[postgres]'") from None
+    if password is not None:
+
+        def told(_dialect: object, _record: object, _args: object, options: dict[str, Any]) -> None:
+            options["password"] = password()
+
+        event.listen(engine, "do_connect", told)  # before the one that connects
     if engine.dialect.driver == "psycopg":
         event.listen(engine, "do_connect", _connected)
     event.listen(engine, "connect", _ordered)

@@ -7,7 +7,7 @@ wait; summaries of closed rounds never change and are computed once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import URL, ColumnElement, Connection, Row, Select, case, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from talaria.errors import StateError
+from talaria.errors import StateError, TransportError
 from talaria.privacy.forms import FORMS
 from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
@@ -57,10 +57,12 @@ TROUBLE = {"error": ("round-closed", "started"), "disconnected": ("connected",),
 
 
 class Views:
-    """Reads of the store at ``where``, a path (SQLite) or a database URL. Safe to use from many threads."""
+    """Reads of the store at ``where``, a path (SQLite) or a database URL. Safe to use from many threads.
 
-    def __init__(self, where: Path | URL | str) -> None:
-        self._engine = open_engine(where, reader=True)
+    These connections outlive those of the coordinator: ``password`` tells what the database's is now, before each."""
+
+    def __init__(self, where: Path | URL | str, password: Callable[[], str] | None = None) -> None:
+        self._engine = open_engine(where, reader=True, password=password)
         self._closed: dict[tuple[str, int], AttemptView] = {}
         self._trouble: dict[str, dict[str, str]] = {}
 
@@ -73,7 +75,7 @@ class Views:
         try:
             with self._engine.connect() as connection:
                 yield connection
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, TransportError) as error:
             cause = str(error.__cause__ or error).splitlines()[0]
             raise StateError(f"store: the database does not answer a reader ({cause}); try again") from error
 

@@ -126,7 +126,7 @@ def password(path: Path) -> str:
 
 
 def password_in(path: Path | None) -> Callable[[], str] | None:
-    """What reads the password in ``path`` before each attempt to connect, so that one that was changed at a broker and
+    """What reads the password in ``path`` before each attempt to connect, so that one that was changed at a server and
     there counts without another start; None without a file. Raises :class:`ConfigError` where it holds none now, and
     what it gives :class:`TransportError` where it holds none then."""
     if path is None:
