@@ -192,6 +192,7 @@ def test_a_server_that_falls_silent_in_mid_transaction_is_given_up_and_asked_aga
     ("cause", "mend"),
     [
         ("database or disk is full", "free space"),
+        ("cannot set transaction read-write mode during recovery", "let its server write"),
         ("unable to open database file", "let this user write its folder"),
         ("database is locked", "another program holds it"),
         ("database disk image is malformed", "talaria coordinator fsck"),

@@ -7,12 +7,15 @@ import urllib.request
 
 import pytest
 from keyed import FLEET
+from psycopg.errors import IdleInTransactionSessionTimeout
 from servers import PASSWORD
+from sqlalchemy.exc import InternalError
 
 from talaria_coordinator.config.api import ApiConfig
 from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet.scheduler import UNANNOUNCED
 from talaria_coordinator.server.served import Served
+from talaria_coordinator.storage.audit import append
 
 
 @pytest.fixture
@@ -115,3 +118,24 @@ def test_a_password_that_is_changed_at_the_database_and_in_its_file_counts_for_t
 
     asyncio.run(story())
     assert len(fleet.of("ready")) == 1
+
+
+def test_a_coordinator_that_slept_within_a_transaction_begins_anew_as_after_a_silence(on_postgres, monkeypatch):
+    fleet, slept = on_postgres, []
+
+    def append_after_sleep(tx, event, *facts, **more):
+        if event == "round-opened" and len(fleet.of("round-closed")) == 1 and not slept:
+            # What psycopg says where it reads the server's last word; else the connection is lost, as ever.
+            slept.append(IdleInTransactionSessionTimeout("terminating connection due to idle-in-transaction timeout"))
+            raise InternalError("", {}, slept[0]) from slept[0]
+        return append(tx, event, *facts, **more)
+
+    monkeypatch.setattr("talaria_coordinator.storage.attempts.append", append_after_sleep)
+
+    async def story():
+        async with fleet.running("anna", "bela"):
+            await fleet.told_of("round-closed", count=3)
+
+    asyncio.run(story())
+    assert "idle-in-transaction" in fleet.of("failed")[0]["error"]
+    assert {tuple(devices) for devices in fleet.counted().values()} == {("anna", "bela")}

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Engine, select
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InternalError, OperationalError, SQLAlchemyError
 
 from talaria import time
 from talaria.errors import StateError
@@ -66,7 +66,8 @@ def answering(engine: Engine) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         cause = str(error.__cause__ or error).splitlines()[0]
-        far = isinstance(error, OperationalError) and not isinstance(error.orig, sqlite3.Error)
+        # A session that was put out because this machine slept within its transaction is an "internal" error there.
+        far = isinstance(error, OperationalError | InternalError) and not isinstance(error.orig, sqlite3.Error)
         raise (SilentError if far else StateError)(
             f"store {place(engine)}: the database refused ({cause}); {_mend(cause)}. Nothing of this step was "
             "written; all earlier state is intact"
@@ -77,6 +78,7 @@ def _mend(cause: str) -> str:
     """What helps against a refusal, as far as the database's own words tell."""
     for words, mend in (
         (("full", "no space", "disk i/o"), "free space there, and start again"),
+        (("read-only transaction", "read-write mode"), "let its server write, or name one that does, and start again"),
         (("readonly", "read-only", "unable to open"), "let this user write its folder, and start again"),
         (("locked", "lock timeout"), "another program holds it: look which one, and start again"),
         (("malformed", "not a database"), "run `talaria coordinator fsck`, or restore a backup"),
