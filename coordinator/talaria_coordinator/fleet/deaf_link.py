@@ -9,6 +9,12 @@ from typing import Literal
 QUIET_S = 5.0
 
 
+def deaf(topics: str) -> str:
+    """What is told of a link that should hear these ``topics``. A broker whose access list gives them to nobody takes
+    the subscription all the same."""
+    return f"deaf: the broker delivers nothing; where it goes on so, let its access list (ACL) give {topics} to be read"
+
+
 @dataclass
 class Hearing:
     """After a silence of ``quiet`` seconds the coordinator sends itself a message; where that does not arrive within as

@@ -31,7 +31,7 @@ from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.allowlist import Members
 from talaria_coordinator.fleet.connection import Open, over_mqtt
 from talaria_coordinator.fleet.conversation import Conversation
-from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
+from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing, deaf
 from talaria_coordinator.fleet.drain import Leaving
 from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.ingest.pool import Recruit
@@ -316,7 +316,7 @@ class Service:
                 self._driver.say(a.Publish(str(Topic(self.config.name, "evt", "echo")), b""))
             case "renew":
                 self._hearing.heard(time.monotonic())
-                transport.renew("deaf: the broker delivers nothing any more")
+                transport.renew(deaf(f"fl/1/{self.config.name}/#"))
 
     # -- the machine
 

@@ -26,7 +26,7 @@ from talaria.wire.messages import CHUNK
 from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, Mqtt, NotTaken
 from talaria.wire.topics import Topic, parse, upload_filter
 from talaria_coordinator.fleet.aggregation import Learning
-from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing
+from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing, deaf
 from talaria_coordinator.fleet.hands import insist
 from talaria_coordinator.fleet.ingest.words import (
     Came,
@@ -273,7 +273,7 @@ class Worker:
                     await link.publish(str(self._echo), b"")
                 case "renew":
                     self._hearing.heard(time.monotonic())
-                    link.renew("deaf: the broker delivers nothing any more")
+                    link.renew(deaf(f"fl/1/{self._fleet}/d/+/up/+"))
 
 
 def _piece(data: bytes, offset: int, length: int) -> bytes:
