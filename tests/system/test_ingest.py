@@ -95,6 +95,18 @@ def test_the_coordinator_is_killed_and_its_workers_go_with_it(fleet, a_run):
     assert not any(alive(pid) for pid in pids)
 
 
+def test_ctrl_c_in_a_terminal_reaches_the_coordinator_alone_also_while_its_workers_begin(fleet, a_run):
+    one = fleet(a_run("hermes", threshold=0.0), devices=MEMBERS)
+    one.extra = WORKERS
+    coordinator = one.serve()
+    pids = [coordinator.wait_for("ingest", worker=number)["pid"] for number in (0, 1)]
+    assert os.getpgid(coordinator.process.pid) not in [os.getpgid(pid) for pid in pids]
+    coordinator.process.send_signal(signal.SIGINT)
+    assert coordinator.end() == 0
+    assert "Traceback" not in "".join(coordinator.errors)
+    assert not any(alive(pid) for pid in pids)
+
+
 def alive(pid):
     try:
         return "talaria_coordinator.server.ingest" in open(f"/proc/{pid}/cmdline").read()

@@ -126,6 +126,7 @@ async def _started(config: FleetConfig, url: str, number: int) -> Colleague:
             [sys.executable, "-m", PROGRAM],
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in a terminal is for the coordinator, also while this still imports
         )
     reader, writer = await asyncio.open_connection(sock=ours)
     writer.write(json.dumps(asdict(Post.of(config, url, number))).encode() + b"\n")
@@ -137,7 +138,7 @@ async def _started(config: FleetConfig, url: str, number: int) -> Colleague:
 
 def main() -> None:
     """Work until the coordinator is gone."""
-    for name in stopping.asked_by():  # of a terminal's whole group: the coordinator says when to go
+    for name in stopping.asked_by():  # where all of a service are told: the coordinator says when to go
         signal.signal(name, signal.SIG_IGN)
     malloc.settle()
     try:
