@@ -3,12 +3,16 @@
 import asyncio
 import os
 import signal
+import socket
+import subprocess
+import sys
 
 from servers import PASSWORD
 
 from talaria import tensors
 from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet.ingest.pool import owner
+from talaria_coordinator.server.ingest import PROGRAM
 from talaria_edge.agent.rounds import Rounds
 
 MEMBERS = ("anna", "bela", "carl")
@@ -105,6 +109,16 @@ def test_ctrl_c_in_a_terminal_reaches_the_coordinator_alone_also_while_its_worke
     assert coordinator.end() == 0
     assert "Traceback" not in "".join(coordinator.errors)
     assert not any(alive(pid) for pid in pids)
+
+
+def test_a_worker_whose_coordinator_ends_before_it_says_a_word_ends_without_one():
+    ours, theirs = socket.socketpair()
+    ours.close()
+    with theirs:
+        done = subprocess.run(
+            [sys.executable, "-m", PROGRAM], stdin=theirs, capture_output=True, timeout=120, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def alive(pid):

@@ -155,7 +155,8 @@ async def _live(line: socket.socket) -> None:
         writer.write(packed(word))
 
     try:
-        await _work(Post(**json.loads(await reader.readline())), reader, writer, say)
+        if post := await reader.readline():  # empty: the coordinator ended before it said a word
+            await _work(Post(**json.loads(post)), reader, writer, say)
     except TalariaError as error:
         say(Linked(False, str(error)))
         await writer.drain()

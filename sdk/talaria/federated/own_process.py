@@ -25,8 +25,11 @@ def made(module: str, run_json: str, failed: str) -> bytes:
     Raises :class:`ConfigError`, as that process says it, or ``failed`` with what it said last where it ended otherwise.
     """
     asked = json.dumps({"run": run_json, "beside": plugins.beside()})
-    # The run is our own settings' and was read from them; the process is this very program.
-    done = subprocess.run([sys.executable, "-m", module], input=asked.encode(), capture_output=True, check=False)
+    # The run is our own settings' and was read from them; the process is this very program. Ctrl-C in a terminal is for
+    # who asks: in a session of its own this one does not hear it.
+    done = subprocess.run(
+        [sys.executable, "-m", module], input=asked.encode(), capture_output=True, check=False, start_new_session=True
+    )
     if done.returncode:
         said = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         if done.returncode == _REFUSED:

@@ -1,5 +1,6 @@
 """A run's model told by a process of its own: the same as torch says in this one."""
 
+import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -8,7 +9,7 @@ import pytest
 
 from talaria import plugins
 from talaria.errors import ConfigError, StateError
-from talaria.federated import blueprint, make_blueprint, rounds
+from talaria.federated import blueprint, make_blueprint, own_process, rounds
 from talaria.federated.run import Run
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.tensors import equal
@@ -35,6 +36,13 @@ def test_a_file_holds_what_torch_says(name):
 
 def test_a_process_of_its_own_gives_the_same_bytes():
     assert make_blueprint.made(RUNS["fedper"].to_json()) == make_blueprint.here(RUNS["fedper"])
+
+
+def test_ctrl_c_in_a_terminal_is_for_who_asks_and_not_for_the_process(tmp_path, monkeypatch):
+    """A coordinator that was told to end while its run's model was worked out blamed the run."""
+    (tmp_path / "tells_its_group.py").write_text("import os\nprint(os.getpgid(0))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert int(own_process.made("tells_its_group", "{}", "failed")) != os.getpgid(0)
 
 
 def test_a_process_that_has_adopted_it_asks_torch_no_more(monkeypatch):
