@@ -22,6 +22,8 @@ from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.ingest import words as w
 from talaria_coordinator.fleet.ingest.pool import Colleague, Seat
+from talaria_coordinator.fleet.ingest.worker import Worker as RealWorker
+from talaria_coordinator.fleet.uploads import Uploads
 from talaria_coordinator.server.ingest import PROGRAM, Post
 
 CUT = describe(bytes(300_000))
@@ -192,6 +194,49 @@ def test_a_fold_that_a_worker_does_not_finish_is_left_to_the_coordinator():
             assert await fold == expected
 
     run(story)
+
+
+def test_a_worker_that_stands_still_is_replaced_and_holds_up_no_round(monkeypatch):
+    """Stopped, or in a read of a disk that does not return: its socket stays open. One that is being started, or has
+    no broker yet, may be silent."""
+    monkeypatch.setattr("talaria_coordinator.fleet.ingest.pool.STILL_S", 0.0)
+
+    async def story(desk, seat):
+        worker = await desk.workers.get()
+        worker.says(w.Linked(False, "the broker is gone"), w.Alive())
+        while not seat.worker.word.startswith("it does not reach"):
+            await asyncio.sleep(0.01)
+        fold = asyncio.ensure_future(seat.folded("aa", "bb", ()))
+        await worker.hears()
+        assert desk.workers.empty()
+        worker.says(w.Linked(True))
+        assert await fold is None
+        await worker.killed.wait()
+        await desk.workers.get()
+        assert [facts["reason"] for event, facts in desk.told if event == "ingest-lost"] == ["it said nothing for 0 s"]
+
+    run(story)
+
+
+def test_a_worker_with_nothing_to_do_says_that_it_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("talaria_coordinator.fleet.ingest.worker.BEAT_S", 0.0)
+    said = asyncio.Queue()
+
+    class Link:
+        async def receive(self):
+            await asyncio.Event().wait()
+
+    async def orders():
+        assert [await said.get() for _ in range(2)] == [w.Alive()] * 2
+        for nothing in ():
+            yield nothing
+
+    async def story():
+        async with asyncio.timeout(60):
+            one = RealWorker("watch", 0, Uploads(tmp_path, 1), None, said.put_nowait, None)
+            await one.run(Link(), orders())
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("data", [b"\xc1", msgpack.packb([99]), msgpack.packb([0, 1, 2, 3]), msgpack.packb(7)])

@@ -26,6 +26,9 @@ AGAIN_S = (0.2, 30.0)
 WELL_S = 30.0
 """One that lived so long did not die of its start."""
 
+STILL_S = 60.0
+"""One that reached the broker and says nothing for so long stands still, and holds up its devices: it is replaced."""
+
 LONGEST = 200
 """Characters that are kept of a worker's last word."""
 
@@ -199,10 +202,16 @@ class Seat:
         for key, cut in self._uploads.items():
             self._say(w.Take(*key, cut.size, cut.chunk, cut.sha256, cut.hashes))
         try:
-            async for word in w.words(colleague.reader):
-                await self._hear(word)
+            async with asyncio.timeout(None) as still:
+                async for word in w.words(colleague.reader):
+                    still.reschedule(None)  # who waits for us is not still
+                    await self._hear(word)
+                    if self._linked:
+                        still.reschedule(asyncio.get_running_loop().time() + STILL_S)
         except WireError as error:
             why = str(error)
+        except TimeoutError:
+            why = f"it said nothing for {STILL_S:g} s"
         finally:
             self._now, self._linked = None, False
             if self._sum is not None and not self._sum.done():
@@ -218,6 +227,8 @@ class Seat:
 
     async def _hear(self, word: w.Word) -> None:
         now = time.monotonic()
+        if isinstance(word, w.Alive):
+            return
         self._note(w.told(word))
         match word:
             case w.Linked():

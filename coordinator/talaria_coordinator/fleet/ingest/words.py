@@ -174,10 +174,15 @@ class Trouble:
     error: str
 
 
+@dataclass(frozen=True)
+class Alive:
+    """The worker goes on, and has nothing to say."""
+
+
 Verdict = Kept | Unfit | Torn
 Order = Follow | Take | Check | Send | Fold | Drop
-Word = Order | Linked | Has | Came | Odd | Kept | Unfit | Torn | Sum | Sent | Trouble
-_KINDS = (Follow, Take, Check, Send, Fold, Drop, Linked, Has, Came, Odd, Kept, Unfit, Torn, Sum, Sent, Trouble)
+Word = Order | Linked | Has | Came | Odd | Kept | Unfit | Torn | Sum | Sent | Trouble | Alive
+_KINDS = (Follow, Take, Check, Send, Fold, Drop, Linked, Has, Came, Odd, Kept, Unfit, Torn, Sum, Sent, Trouble, Alive)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 

@@ -29,6 +29,7 @@ from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing, deaf
 from talaria_coordinator.fleet.hands import insist
 from talaria_coordinator.fleet.ingest.words import (
+    Alive,
     Came,
     Check,
     Drop,
@@ -55,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 SOON_S = 0.05
 """Chunks of less than half a window are told after so long."""
+BEAT_S = 5.0
+"""So often it says that it goes on."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Worker:
         """Work over ``link``, which is started, until ``orders`` end."""
         async with asyncio.TaskGroup() as group:
             beside = [group.create_task(work(link)) for work in (self._listen, self._look, self._send)]
+            beside.append(group.create_task(self._beat()))
             async for order in orders:
                 require(order, *get_args(Order))
                 match order:
@@ -261,6 +265,11 @@ class Worker:
         self._timer = None
         for key in self._open:
             self._tell(key)
+
+    async def _beat(self) -> None:
+        while True:
+            self._say(Alive())
+            await asyncio.sleep(BEAT_S)
 
     async def _look(self, link: Mqtt) -> None:
         """See to it that the link delivers."""
