@@ -106,6 +106,7 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
         "sent": learned.bytes_up,
         "under_way": under_way,
         "models": sorted(models),
+        "order": list(tensors),  # the format has one of its own, and noise is drawn tensor by tensor
         "history": [asdict(one) for one in learned.history],
         "marks": sorted(marks.items()),
     }
@@ -124,7 +125,8 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
     try:
         with safe_open(str(path), framework="numpy") as file:
             facts = parsed((file.metadata() or {}).get("talaria", "null"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  no mapping
+            names = facts["order"] if "order" in facts else file.keys()  # an older version wrote none
+            tensors = {name: file.get_tensor(name) for name in names}
         if facts["format"] != FORMAT:
             raise StateError(f"{path}: format {shown(facts['format'])} is not {FORMAT}, which this version reads")
         fleet.shared, fleet.server = under(tensors, "shared/"), under(tensors, "server/")
