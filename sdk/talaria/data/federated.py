@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import recorded, tasks
+from talaria import recorded, tasks, valid
 from talaria.data import arrays
 from talaria.data.client import Client
 from talaria.errors import DataError
@@ -85,11 +85,13 @@ class Federated:
         >>> Federated.from_arrays(x, ["rest"] * 10 + ["walk"] * 10, ["anna", "bela"] * 10)
         Federated(name='arrays', labels=('rest', 'walk'), input_shape=(2,))
         """
-        found = arrays.fields_of(
-            recorded.of(x, y, client, split), validation=validation, test=test, layout=layout, standardize=standardize,
-            seed=seed, task=task, clients=clients, alpha=alpha, newcomers=newcomers,
-        )  # fmt: skip
-        return cls(name=name, **found)
+        asked: dict[str, Any] = {
+            "validation": validation, "test": test, "layout": layout, "standardize": standardize, "seed": seed,
+            "task": task, "clients": clients, "alpha": alpha, "newcomers": newcomers,
+        }  # fmt: skip
+        plain = {k: v.tolist() if isinstance(v, np.generic | np.ndarray) else v for k, v in asked.items()}
+        fitted = valid.options_of(arrays.fields_of).but(["raw"]).read("data", plain)
+        return cls(name=name, **arrays.fields_of(recorded.of(x, y, client, split), **fitted))
 
     def _check(self, name: str, client: Client) -> None:
         odd = any(unicodedata.category(letter) in _UNWRITTEN for letter in name)  # joined emoji and scripts are none

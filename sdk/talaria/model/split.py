@@ -105,7 +105,8 @@ def split_model(
             raise ModelError(f"split: {both[:4]} are named as head and as adapters; name each tensor once")
     if len(heads) == len(keys):
         raise ModelError(
-            f"split: head={head!r} covers the whole model, so nothing could be shared; name its last layer"
+            f"split: head={head!r} covers the whole model, so nothing could be shared; name its last layer, "
+            "or put a layer before it where it is the only one"
         )
     floats = {
         name: buffer.is_floating_point() and bool(buffer.isfinite().all())

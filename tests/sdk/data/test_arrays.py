@@ -321,6 +321,31 @@ def test_a_pool_is_dealt_over_clients_and_no_sample_is_lost() -> None:
     assert found.meta["clients"] == "dealt by Dirichlet(0.1)"
 
 
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"validation": float("nan")}, "validation=nan must be a number"),
+        ({"validation": "0.1"}, "validation='0.1' must be a number"),
+        ({"seed": "1"}, "seed='1' must be a whole number"),
+        ({"standardize": "no"}, "standardize='no' must be true or false"),
+        ({"newcomers": 1.0}, "newcomers=1.0 must be a whole number or a list"),
+        ({"alpha": "x", "clients": 2}, "alpha='x' must be a number or left out"),
+    ],
+)
+def test_options_in_python_are_checked_as_those_of_a_file(asked: dict[str, Any], says: str) -> None:
+    x, y = np.arange(40.0).reshape(20, 2), np.tile([0, 1], 10)
+    client = None if "clients" in asked else np.repeat(["anna", "bela"], 10)
+    with pytest.raises(ConfigError, match=f"data: {says}"):
+        Federated.from_arrays(x, y, client, **asked)
+
+
+def test_numpys_numbers_and_a_name_alone_are_options() -> None:
+    x, y, client = np.arange(40.0).reshape(20, 2), np.tile([0, 1], 10), np.repeat(["anna", "bela"], 10)
+    for late in ("anna", ["anna"], np.array(["anna"])):
+        found = Federated.from_arrays(x, y, client, seed=np.int64(3), newcomers=late)  # type: ignore[arg-type]
+        assert (list(found.clients), list(found.newcomers)) == (["bela"], ["anna"])
+
+
 def test_newcomers_are_drawn_or_named_and_scale_nobody(tmp_path: Path) -> None:
     client = np.repeat(["anna", "bela", "carl", "dora"], 20)
     x = np.where(client == "dora", 1000.0, np.arange(80.0))[:, None]
