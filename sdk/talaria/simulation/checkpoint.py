@@ -153,7 +153,8 @@ def _keep(path: Path, data: bytes) -> None:
     try:
         durable.write(path, data, mode=0o644)
     except OSError as error:
-        raise StateError(f"{path.parent}: cannot be written ({error.strerror}); make room, then resume") from error
+        again = "resume" if (path.parent / STATE).exists() else "begin anew"  # what begun() leaves
+        raise StateError(f"{path.parent}: cannot be written ({error.strerror}); make room, then {again}") from error
 
 
 def _facts(one: Mapping[str, Any]) -> RoundFacts:

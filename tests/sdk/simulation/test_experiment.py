@@ -1,5 +1,6 @@
 """``talaria.simulate``: what it gives, that the command gives the same, and that a killed run goes on."""
 
+import errno
 import importlib
 import io
 import json
@@ -22,6 +23,7 @@ from torch.nn import Linear, Sequential
 from typer.testing import CliRunner
 
 import talaria
+from talaria import durable
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
@@ -353,6 +355,28 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
     (kept / checkpoint.EXPERIMENT).write_text(json.dumps(text | {"format": 99}))
     with pytest.raises(StateError, match="format 99 is not 2"):
         talaria.resume(kept, data=data)
+
+
+@pytest.mark.parametrize(("full_in", "mend"), [(1, "begin anew"), (2, "resume")])
+def test_a_full_disk_is_said_with_what_its_folder_allows(
+    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_in: int, mend: str
+) -> None:
+    """Before a round is kept there is nothing to go on from."""
+    kept, write = tmp_path / "run", durable.write
+    states: list[Path] = []
+
+    def full(path: Path, content: bytes, mode: int) -> None:
+        states.extend([path] * (path.name == checkpoint.STATE))
+        if len(states) == full_in:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content, mode=mode)
+
+    monkeypatch.setattr(durable, "write", full)
+    with pytest.raises(StateError, match=f"No space left on device.; make room, then {mend}"):
+        talaria.simulate("fedper", data, rounds=3, save=kept)
+    monkeypatch.undo()
+    again = talaria.simulate("fedper", data, rounds=3, save=kept) if full_in == 1 else talaria.resume(kept, data=data)
+    assert len(again.learned.history) == 3
 
 
 def test_unlabelled_windows_are_part_of_what_a_run_began_with() -> None:
