@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.robust.bucketing import repeatable
 from talaria.errors import ConfigError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
@@ -70,8 +71,9 @@ class Fleet:
     def __init__(
         self, run: Run, members: Mapping[str, Member], aggregator: Aggregator | None, crew: Crew | None = None
     ) -> None:
-        self.run, self.members, self._aggregator, self._crew = run, members, aggregator, crew
-        self.shared, self.server = rounds.start(run, aggregator)
+        self.run, self.members, self._crew = run, members, crew
+        self._aggregator = None if aggregator is None else repeatable(aggregator, run.seed)
+        self.shared, self.server = rounds.start(run, self._aggregator)
         self.version = 0
         self.private: dict[str, Tensors] = {}
         self.sent = dict.fromkeys(sorted(members), 0)

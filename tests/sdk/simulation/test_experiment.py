@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +26,9 @@ from typer.testing import CliRunner
 import talaria
 from talaria import durable
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.robust.bucketing import Bucketed
+from talaria.aggregate.robust.median import Median
+from talaria.aggregate.wrappers import Clipped
 from talaria.algorithms.base import Card
 from talaria.algorithms.fedavg import FedAvg
 from talaria.cli.main import app
@@ -301,6 +305,21 @@ def test_what_goes_tensor_by_tensor_goes_on_in_the_same_order(
     del facts["order"]  # as an older version left it
     save_file(state, tmp_path / "cut" / checkpoint.STATE, {"talaria": json.dumps(facts)})
     assert talaria.resume(tmp_path / "cut", data=data).as_dict() == whole.as_dict()
+
+
+def test_random_buckets_are_those_of_the_seed() -> None:
+    """A fleet's are secret; a simulation's are drawn again whenever it is run."""
+    x, y = np.random.default_rng(0).normal(size=(48, 4)), np.tile([0, 1], 24)
+    six = talaria.Federated.from_arrays(x, y, np.repeat(np.arange(6), 8))
+    learn = partial(talaria.simulate, "fedavg", six, rounds=2)
+    for rule in ("bucketed:inner=median", Clipped(inner=Bucketed(inner=Median()), norm=0.1)):
+        assert len({learn(aggregator=rule).as_dict()["model_digest"] for _ in range(2)}) == 1
+    keys = {
+        learn(aggregator=rule, seed=seed).learned.server["bucket/key"].tobytes()
+        for seed in (0, 1)
+        for rule in ("bucketed:inner=median", "bucketed:inner=median,seed=7")
+    }
+    assert len(keys) == 3  # that of 7 is the same in both
 
 
 def safetensors_facts(data: bytes) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 import hashlib
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 
 import numpy as np
 
 from talaria import tensors
 from talaria.aggregate.arithmetic import cast
+from talaria.aggregate.base import Aggregator
 from talaria.aggregate.robust.stacked_updates import Gathered, RowRule, Rows, gather, settle
 from talaria.aggregate.validation import check_count
+from talaria.aggregate.wrappers import Wrapper
 from talaria.errors import ConfigError
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
@@ -28,7 +30,7 @@ class Bucketed:
 
     The buckets of each round derive from a key in the state (``bucket/key``, 32 bytes): secret, so that attackers
     cannot choose their bucket, and kept, so that a round can be repeated. ``seed`` fixes the key; without one, ``init``
-    draws it from the operating system.
+    draws it from the operating system, and a simulation takes its run's seed (:func:`repeatable`).
     """
 
     inner: RowRule
@@ -63,6 +65,17 @@ class Bucketed:
         new, inner = settle(self.inner, shared, tensors.under(state, INNER), few)
         own = {KEY: state[KEY], ROUND: np.asarray(state[ROUND] + 1)}
         return new, own | tensors.prefixed(inner, INNER)
+
+
+def repeatable(rule: Aggregator, seed: int) -> Aggregator:
+    """``rule``, whose buckets derive from ``seed`` where it names none: for a simulation, which hides them from nobody,
+    and is the same one whenever it is run."""
+    if isinstance(rule, Bucketed):
+        return rule if rule.seed is not None else replace(rule, seed=seed)
+    if not isinstance(rule, Wrapper) or not is_dataclass(rule):
+        return rule
+    inner = repeatable(rule.inner, seed)
+    return rule if inner is rule.inner else replace(rule, inner=inner)
 
 
 def permutation(state: Tensors, n: int) -> list[int]:
