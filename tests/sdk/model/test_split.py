@@ -70,7 +70,7 @@ def test_candidates_name_nested_linear_layers():
 
 
 def test_a_head_that_is_everything_and_a_key_named_twice_are_refused():
-    with pytest.raises(ModelError, match="whole model, .*or put a layer before it"):
+    with pytest.raises(ModelError, match=r"whole model, .*or put a layer before it"):
         split_model(nn.Sequential(OrderedDict(head=nn.Linear(2, 2))))
     with pytest.raises(ModelError, match="as head and as adapters"):
         split_model(_model(), adapters="head")
