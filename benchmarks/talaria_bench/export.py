@@ -34,10 +34,10 @@ SIZE_AIM, LOSS_AIM = 0.20, 0.01
 
 def export(
     models: Annotated[str, typer.Option(help="Zoo models, with commas between.")] = ",".join(MODELS),
-    keep: Annotated[float, typer.Option(help="Share of the channels that pruning keeps.")] = 0.5,
-    epochs: Annotated[int, typer.Option(help="Epochs of training before and after pruning.")] = 6,
-    size: Annotated[int, typer.Option(help="Height and width of images.")] = 64,
-    seconds: Annotated[float, typer.Option(help="CPU seconds of latency measurement per model.")] = 3.0,
+    keep: Annotated[float, typer.Option(help="Share of the channels that pruning keeps.", min=0.01, max=1)] = 0.5,
+    epochs: Annotated[int, typer.Option(help="Epochs of training before and after pruning.", min=0)] = 6,
+    size: Annotated[int, typer.Option(help="Height and width of images.", min=16)] = 64,
+    seconds: Annotated[float, typer.Option(help="CPU seconds of latency measurement per model.", min=0.1)] = 3.0,
     plot: Annotated[Path | None, typer.Option(help="Draw the ratios and their aims here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:

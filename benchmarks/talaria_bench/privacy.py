@@ -28,7 +28,9 @@ def privacy(
     devices: Annotated[int, typer.Option(help="Devices of the cohort.", min=3)] = 100,
     mib: Annotated[float, typer.Option(help="MiB of an unpruned update (float32).", min=0.05)] = 1.0,
     degree: Annotated[int, typer.Option(help="Neighbours of a device (even); 0: all others.", min=0)] = 24,
-    leaving: Annotated[float, typer.Option(help="Share of the devices that leave after sharing.")] = 0.1,
+    leaving: Annotated[
+        float, typer.Option(help="Share of the devices that leave after sharing.", min=0, max=0.3)
+    ] = 0.1,
 ) -> None:
     """Measure a secure round: bytes and CPU of a device, and the coordinator's CPU beside a plain round's."""
     import json
