@@ -13,7 +13,7 @@ from typing import Literal
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import PooledStatistics
 from talaria.aggregate.distill import Distilled
-from talaria.aggregate.fedbuff import FedBuff
+from talaria.aggregate.fedbuff import FedBuff, least
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.validation import check_count, check_range
 from talaria.aggregate.wrappers import chain
@@ -64,6 +64,11 @@ def buffered(run: Run, buffering: Buffering, inner: Aggregator | None = None) ->
         )
     rule = rule_of(replace(run, asynchronous=False), inner)
     _require_asynchronous(run, rule)
+    if buffering.buffer < least(rule):
+        raise ConfigError(
+            f"asynchronous run: buffer={buffering.buffer} must be at least {least(rule)}, the fewest updates that the "
+            "rule folds with its f; take more, or lower its f"
+        )
     return FedBuff(
         inner=rule,
         capacity=buffering.buffer,
