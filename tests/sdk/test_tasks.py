@@ -465,6 +465,12 @@ def test_whose_training_diverged_is_named(engine: Any) -> None:
         talaria.simulate("fedavg", made("multilabel"), "mlp", rounds=3, recipe={"lr": 1e30}, engine=engine)
 
 
+@pytest.mark.parametrize("how", [{}, {"workers": 2}, {"codec": "int8"}, {"asynchronous": True}], ids=str)
+def test_whose_model_runs_away_is_named_while_it_is_finite(how: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"update of '\w+': tensor .* at most 1e\+06.*lower the learning rate"):
+        talaria.simulate("fedavg", made("multilabel"), "mlp", rounds=3, recipe={"lr": 1e3}, **how)
+
+
 @pytest.mark.parametrize(("algorithm", "tensor"), [("local", "fc1.weight"), ("ditto", "personal/fc1.weight")])
 def test_what_diverged_is_not_kept_on_a_device(algorithm: str, tensor: str) -> None:
     recipe = {"lr": 1e30} if algorithm == "local" else {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.robust.bucketing import repeatable
-from talaria.errors import ConfigError
+from talaria.errors import ConfigError, WireError
 from talaria.federated import rounds
 from talaria.federated.run import Member, Run
 from talaria.simulation.downloads import Downloads
@@ -144,10 +144,16 @@ class Fleet:
         schema = rounds.update_schema(self.run)
         layout = rounds.layout_of(self.run.spec)
         for one in arrived:
-            if isinstance(one.update, bytes):
-                yield codec.decode_update(one.update, schema=schema, layout=layout)
-            else:
-                yield codec.as_decoded(one.update, schema=schema, layout=layout)
+            try:
+                if isinstance(one.update, bytes):
+                    update = codec.decode_update(one.update, schema=schema, layout=layout)
+                else:
+                    update = codec.as_decoded(one.update, schema=schema, layout=layout)
+            except WireError as error:
+                raise ConfigError(
+                    f"update of {one.client!r}: {error}; where values run away, lower the learning rate"
+                ) from error
+            yield update
 
 
 def trained(
