@@ -150,9 +150,7 @@ class Fleet:
                 else:
                     update = codec.as_decoded(one.update, schema=schema, layout=layout)
             except WireError as error:
-                raise ConfigError(
-                    f"update of {one.client!r}: {error}; where values run away, lower the learning rate"
-                ) from error
+                raise ConfigError(f"update of {one.client!r}: {error}") from error
             yield update
 
 

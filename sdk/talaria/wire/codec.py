@@ -219,7 +219,9 @@ def _require_norm(tensors: Tensors, most: float) -> None:
         require_bounded(name, value, most)
     square = sum(map(_square, floats.values()))
     if not square <= most**2:
-        raise WireError(f"update has a norm of {math.sqrt(square):g}; at most {most:g} is taken")
+        raise WireError(
+            f"update has a norm of {math.sqrt(square):g}; at most {most:g} is taken: lower the learning rate"
+        )
 
 
 @np.errstate(over="ignore", invalid="ignore")

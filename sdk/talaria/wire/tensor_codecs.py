@@ -180,7 +180,10 @@ def spread(name: str, spec: TensorSpec, entries: Mapping[str, Entry], largest: f
     if names[0].endswith("|q") and len(names) == 2:
         scale = entries[names[1]].array()
         if not bool(((scale > 0) & (scale.astype(np.float64) <= largest)).all()):
-            raise WireError(f"tensor {name!r}: a scale is not a number above 0 and at most {largest:g}")
+            raise WireError(
+                f"tensor {name!r}: a scale is not a number above 0 and at most {largest:g}; where values run away, "
+                "lower the learning rate"
+            )
         if bool((first == -128).any()):
             raise WireError(f"tensor {name!r}: the level -128 is never written; damaged")
         if len(spec.shape) > 1:
@@ -207,4 +210,4 @@ def require_bounded(name: str, value: Array, largest: float) -> None:
         top = max(abs(float(value.max())), abs(float(value.min())))
         if not top <= largest:
             what = "NaN or infinity" if math.isnan(top) or math.isinf(top) else f"a value of magnitude {top:g}"
-            raise WireError(f"tensor {name!r} holds {what}; at most {largest:g} is taken")
+            raise WireError(f"tensor {name!r} holds {what}; at most {largest:g} is taken: lower the learning rate")
