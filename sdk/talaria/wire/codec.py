@@ -122,8 +122,12 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
     how = Codec.parse(codec)
     if how.name == "topk" and update.kind != "delta":
         raise ConfigError("codec='topk' leaves out what changed little; it needs kind='delta', this update has 'value'")
-    if not all(math.isfinite(v) for v in update.metrics.values()):
-        raise ConfigError(f"metrics {dict(update.metrics)} of {update.client!r} must be finite")
+    try:
+        finite = all(math.isfinite(v) for v in update.metrics.values())
+    except TypeError:
+        finite = False
+    if not finite:
+        raise ConfigError(f"metrics {dict(update.metrics)} of {update.client!r} must be finite numbers")
     try:
         planes = _planes(update.tensors, how)
     except ConfigError as error:

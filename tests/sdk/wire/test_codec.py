@@ -368,6 +368,7 @@ def test_a_damaged_frame_is_refused(hurt):
         ({"tensors": {"a|b": np.ones(1)}, "mask": None}, "raw", r"\|"),
         ({"tensors": {"w": np.ones(1, np.complex64)}, "mask": None}, "raw", "complex64"),
         ({"metrics": {"loss": float("inf")}}, "raw", "finite"),
+        ({"metrics": {"loss": "low"}}, "raw", "finite numbers"),
         ({}, "zip", "unknown"),
         ({}, "topk:0.0", "unknown"),
         ({}, "int8:0.5", "unknown"),
