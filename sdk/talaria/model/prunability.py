@@ -95,14 +95,17 @@ def _wrong(twin: Module, layout: ChannelLayout, groups: list[str], example: Tens
 
 
 def _some(layout: ChannelLayout, groups: list[str], more: int = 0) -> ChannelMask:
-    """A mask that keeps half of the channels of ``groups``, and ``more``, in no regular pattern."""
+    """A mask that keeps half of the channels of ``groups``, and ``more``, in no regular pattern: one is missing among
+    them, as what reads the channels beside each does not notice where those at an end are."""
     generator = torch.Generator().manual_seed(len(groups))
     kept = dict(layout.full().kept)
     for group in groups:
         size = layout.sizes[group]
         count = min(max(1, size // 2) + more, size - 1)
-        chosen = torch.randperm(size, generator=generator)[:count]
-        kept[group] = tuple(sorted(chosen.tolist()))
+        chosen = sorted(torch.randperm(size, generator=generator)[:count].tolist())
+        if count > 1 and chosen[-1] - chosen[0] < count:
+            chosen = [0, *chosen[1:]] if chosen[0] else [*chosen[:-1], size - 1]
+        kept[group] = tuple(chosen)
     return ChannelMask(layout, kept)
 
 

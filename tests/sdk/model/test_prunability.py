@@ -352,6 +352,15 @@ def test_a_fixed_channel_count_is_found_by_running():
     assert "expected 8 channels" in found.refused["conv"]
 
 
+@pytest.mark.parametrize("wide", [3, 4, 5])
+def test_few_channels_that_are_read_beside_each_other_stay_whole(wide):
+    """Those that are tried are no neighbours, for which a smaller copy computes the same."""
+    net = nn.Sequential(nn.Conv1d(3, wide, 3), nn.LocalResponseNorm(2, 0.1), nn.Flatten(), nn.Linear(6 * wide, 2))
+    found = survey(net, torch.randn(2, 3, 8))
+    assert found.layout.sizes == {}
+    assert "something else" in found.refused["0"]
+
+
 class _Helped(nn.Module):
     """A head of its own in training, as deep networks are helped to learn."""
 
