@@ -225,6 +225,15 @@ def _fit(port: Port, value: Array, sizes: dict[str, int]) -> None:
         raise ModelError(f"program: {port.name!r} has shape {value.shape}, needs {port.shape}; give this model's state")
     for label, size in zip(port.shape, value.shape, strict=True):
         wanted = label if isinstance(label, int) else sizes.setdefault(label, size)
+        if label == wanted and size != wanted:
+            mend = (
+                "leave these channels whole in every mask and plan, as in a convolution of several groups, or train "
+                "this model with torch"
+            )
+            raise ModelError(
+                f"program: {port.name!r} has shape {value.shape}, needs {port.shape}; "
+                + (mend if port.name.startswith("weight/") else "give arrays of the shapes it was built for")
+            )
         if size != wanted or size == 0:
             raise ModelError(
                 f"program: {port.name!r} has shape {value.shape}, needs {port.shape} with {label}={wanted}; "

@@ -1045,6 +1045,7 @@ NETS = {
         (2, 4, 3),
         lambda: maps(nn.Conv2d(2, 4, 1), nn.ConvTranspose2d(4, 3, (3, 2), (1, 2), (1, 0), bias=False), wide=72),
     ),
+    "transposed_short": ((2, 3, 1), lambda: maps(nn.Conv2d(2, 3, 1), nn.ConvTranspose2d(3, 4, 3, 3, (0, 1)), wide=36)),
     "rows": (
         LINE,
         lambda: maps(nn.Conv1d(3, 16, 1), nn.Conv1d(16, 17, 4, padding="same"), nn.Conv1d(17, 16, 5, 2, 2), wide=96),
@@ -1249,6 +1250,7 @@ NETS = {
     "dropout_in_rnn": (SHORT, lambda: adapted(BothWays(nn.RNN, "ends", num_layers=2, dropout=0.3), "rnn")),
     "adapted_both_lstm": (SHORT, lambda: adapted(BothWays(nn.LSTM, "ends", bias=False), "rnn")),
     "far_bounds": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.Hardtanh(-0.5, 1e7), wide=48)),
+    "early_straight": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.Softplus(2.0, 0.5), wide=48)),
     "steep_below": (LINE, lambda: maps(nn.Conv1d(3, 4, 1), nn.LeakyReLU(1.5), wide=48)),
     **{
         type(layer).__name__: (LINE, lambda layer=layer: maps(nn.Conv1d(3, 4, 1), layer, wide=48))

@@ -269,6 +269,54 @@ def test_dropout_follows_the_given_draw():
         program.step(weights, program.momentum(weights), x, y, lr=0.1)
 
 
+class Clamped(nn.Module):
+    def __init__(self, of):
+        super().__init__()
+        self.of, self.shift, self.low, self.head = (
+            of,
+            nn.Parameter(torch.zeros(5)),
+            nn.Parameter(torch.full((5,), -1.0)),
+            nn.Linear(5, 4),
+        )
+
+    def forward(self, x):
+        return self.head(self.of(x + self.shift, self.low))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x, low: x.clamp(-1, 1),
+        lambda x, low: torch.clip(x, max=1) + x.clamp_min(0),
+        lambda x, low: x.clamp(min=low, max=torch.tensor(1.0)),
+        lambda x, low: x + low.clamp(-1, 1),
+    ],
+    ids=["numbers", "one", "tensors", "parameter"],
+)
+def test_a_value_at_a_bound_learns_as_in_torch(of):
+    torch.manual_seed(0)
+    net = Clamped(of)
+    program, weights = Program(build(zoo.keep(net, (5,), 4))), arrays(net)
+    x, y = torch.tensor([[-2.0, -1.0, 0.0, 1.0, 2.0]]), torch.tensor([1])
+    state, _, _ = program.step(weights, program.momentum(weights), x.numpy(), y.numpy(), lr=1.0)
+    nn.functional.cross_entropy(net(x), y).backward()
+    for name, parameter in net.named_parameters():
+        slope = torch.zeros(5) if parameter.grad is None else parameter.grad
+        np.testing.assert_allclose(state[name], parameter.detach() - slope, atol=1e-6, err_msg=name)
+
+
+def test_a_mask_of_what_is_fixed_is_refused_with_the_mend():
+    net = nn.Sequential(nn.Conv1d(3, 6, 3, groups=3), nn.ReLU(), nn.Flatten(), nn.Linear(60, 4))
+    spec = zoo.keep(net, (3, 12), 4)
+    program, mask = Program(build(spec)), zoo.layout(spec).full()
+    weights = gather(state_of(net), pruning.choose(pruning.importance(net, mask.layout), mask, keep=0.5, block=1))
+    x, y = batch((3, 12), 4, 2)
+    with pytest.raises(ModelError, match=r"0.weight.*leave these channels whole in every mask and plan.*train .*torch"):
+        program.step(weights, program.momentum(weights), x, y, lr=0.1)
+    with pytest.raises(ModelError, match=r"'x'.*give arrays of the shapes it was built for"):
+        program.step(arrays(net), program.momentum(arrays(net)), x[:, :2], y, lr=0.1)
+
+
 def test_what_takes_too_many_operators_is_refused_before_it_is_run(monkeypatch):
     def few(graph):
         return require_few(graph, 40)

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from talaria.programs.graph import EDGE, STEEP, Draft
 from talaria.programs.layers.base import Map, Pullback, Rule, Step
 
+_STRAIGHT = 20.0
+"""A threshold of Softplus, which is torch's own, beyond which float32 does not tell its curve from a straight line."""
 _FAR = 2.0**20
 """How far from 0 a bound may be of which a step is taken by a product."""
 Slope = Callable[[str], str]
@@ -103,12 +105,19 @@ def _elu(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
 
 
 def _softplus(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-    """Beyond torch's threshold the curve is straight to less than a rounding."""
-    beta = float(cast(nn.Softplus, module).beta)
+    """Beyond torch's own threshold the curve is straight to less than a rounding; a lower one is seen."""
+    own = cast(nn.Softplus, module)
+    beta, threshold = float(own.beta), float(own.threshold)
     steep = x if beta == 1 else draft.op("Mul", x, draft.constant(beta))
     y = draft.op("Softplus", steep)
     y = y if beta == 1 else draft.op("Mul", y, draft.constant(1 / beta))
-    return y, lambda g: draft.op("Mul", g, draft.op("Sigmoid", steep))
+    if threshold >= _STRAIGHT:
+        return y, lambda g: draft.op("Mul", g, draft.op("Sigmoid", steep))
+    up = draft.op("Greater", steep, draft.constant(threshold))
+    return (
+        draft.op("Where", up, x, y),
+        lambda g: draft.op("Where", up, g, draft.op("Mul", g, draft.op("Sigmoid", steep))),
+    )
 
 
 def _sigmoid(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:

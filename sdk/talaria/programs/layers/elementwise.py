@@ -126,19 +126,19 @@ def _level(draft: Draft) -> Slope:
 
 
 def between(low: float | None, high: float | None) -> Of:
-    """No less than ``low`` and no more than ``high``; a value at a bound goes on learning, as in torch."""
+    """No less than ``low`` and no more than ``high``; a value at a bound rests, as in torch."""
 
     def of(draft: Draft, x: str, module: Module) -> tuple[str, Slope]:
-        beyond = list[str]()
-        for bound, is_beyond in ((low, "Less"), (high, "Greater")):
+        met = list[tuple[str, str, str]]()
+        for bound, is_beyond, is_within in ((low, "Less", "Greater"), (high, "Greater", "Less")):
             if bound is not None:
                 level = draft.constant(float(bound))
-                beyond.append(draft.op(is_beyond, x, level))
-                x = draft.op("Where", beyond[-1], level, x)
+                met.append((is_within, x, level))
+                x = draft.op("Where", draft.op(is_beyond, x, level), level, x)
 
         def slope(g: str) -> str:
-            for past in reversed(beyond):
-                g = draft.op("Where", past, draft.constant(0.0), g)
+            for is_within, value, level in reversed(met):
+                g = draft.op("Where", draft.op(is_within, value, level), g, draft.constant(0.0))
             return g
 
         return x, slope

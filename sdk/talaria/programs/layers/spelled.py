@@ -22,11 +22,11 @@ def _given(one: Any) -> bool:
 
 
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    """A value at a bound learns, as in torch, and the bound beyond it does."""
+    """A value at a bound that is a tensor shares its slope with it, as in torch; one at a number rests."""
     if _given(min):
-        x, min = torch.where(x < min, min, x), None
+        x, min = torch.maximum(x, min), None
     if _given(max):
-        x, max = torch.where(x > max, max, x), None
+        x, max = torch.minimum(x, max), None
     return x if min is None and max is None else torch.clamp(x, min, max)
 
 

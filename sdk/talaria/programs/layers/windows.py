@@ -117,12 +117,14 @@ class Windows:
 
     def back(self, draft: Draft, like: str, of: Callable[[Phase], str]) -> str:
         """The map (channels, batch, *space) whose phases ``of`` gives; zero where no tap meets one. ``like`` is any
-        value with the map's channels and batch."""
+        value with the map's channels and batch, read where no tap meets any of it."""
         longest = tuple(-(-n // s) for n, s in zip(self.space, self.stride, strict=True))
         none = (0,) * len(longest)
         # a shorter phase goes on beyond the map, so that all are of one size: what it has there is cut off below
         phases = [replace(phase, sizes=longest) for phase in self.phases()]
-        pieces = [of(phase) if phase.taps else zeros(draft, like, longest) for phase in phases]
+        met = [of(phase) if phase.taps else None for phase in phases]
+        like = next(filter(None, met), like)
+        pieces = [piece or zeros(draft, like, longest) for piece in met]
         made = list(longest)
         for axis in reversed(range(len(longest))):
             many = self.stride[axis]
