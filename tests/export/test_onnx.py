@@ -144,6 +144,12 @@ class Fixed(nn.Module):
         return x.flatten(1)[:, :7] + torch.rand(int(x.shape[0]), 7)
 
 
+@pytest.mark.parametrize("model", [nn.Linear(6, 4).half(), nn.Linear(6, 4).double(), nn.Linear(5, 4)], ids=str)
+def test_an_example_that_the_model_does_not_take_is_named_with_the_mend(model):
+    with pytest.raises(ModelError, match=r"float32 example of shape \(2, 6\).*model\.float\(\)"):
+        export_onnx(model, torch.zeros(2, 6))
+
+
 def test_model_that_fixes_the_batch_is_refused(imu):
     with pytest.raises(ModelError, match="batch"):
         export_onnx(Fixed(), imu.x)

@@ -18,6 +18,7 @@ from torch.nn import Module
 
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.cloning import clone
+from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.merging import merge
 from talaria.seeds import ALONE
 from talaria_export.bundle.preprocess import Preprocessing
@@ -102,8 +103,15 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
     batch = example.detach().cpu()[:2]
     if len(batch) == 1:  # a batch of one would fix the size of the batch
         batch = batch.repeat(2, *[1] * (batch.dim() - 1))
-    with torch.no_grad():
-        answer = own(batch)
+    try:
+        with torch.no_grad():
+            answer = own(batch)
+    except TRACE_ERRORS as error:
+        said = " ".join(str(error).split())[:160]
+        raise ModelError(
+            f"model: does not take a float32 example of shape {tuple(example.shape)} ({said}); "
+            "give what it reads, and a model of float32 weights (model.float())"
+        ) from None
     if not isinstance(answer, Tensor) or answer.dim() not in (2, 3) or len(answer) != len(batch):
         found = tuple(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
         raise ModelError(
