@@ -132,14 +132,15 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
         fleet.shared, fleet.server = under(tensors, "shared/"), under(tensors, "server/")
         fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
         fleet.models = {version: under(tensors, f"models/{version}/") for version in facts["models"]}
-        fleet.sent = facts["sent"]
+        others = set(fleet.private).union(facts["sent"]) != set(fleet.members)
+        fleet.sent = {name: facts["sent"][name] for name in facts["sent"]}
         fleet.under_way = [(clock, name, base_version) for clock, name, base_version in facts["under_way"]]
         fleet.history = [_facts(one) for one in facts["history"]]
         fleet.version = len(fleet.history)
         marks = {int(number): float(mark) for number, mark in facts["marks"]}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise StateError(f"{path}: damaged ({error}); remove it to begin this run anew") from error
-    if set(fleet.private) - set(fleet.members):
+    if others:
         raise StateError(f"{path}: is of other clients than the data; give the data that the run began with")
     return marks
 

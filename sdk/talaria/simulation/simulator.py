@@ -71,9 +71,9 @@ class Fleet:
     def __init__(
         self, run: Run, members: Mapping[str, Member], aggregator: Aggregator | None, crew: Crew | None = None
     ) -> None:
-        self.run, self.members, self._crew = run, members, crew
-        self._aggregator = None if aggregator is None else repeatable(aggregator, run.seed)
-        self.shared, self.server = rounds.start(run, self._aggregator)
+        self.run, self.members, self._aggregator, self._crew = run, members, aggregator, crew
+        self.shared, server = rounds.start(run, aggregator)
+        self.server = repeatable(rounds.rule_of(run, aggregator), server, run.seed)
         self.version = 0
         self.private: dict[str, Tensors] = {}
         self.sent = dict.fromkeys(sorted(members), 0)

@@ -312,14 +312,16 @@ def test_random_buckets_are_those_of_the_seed() -> None:
     x, y = np.random.default_rng(0).normal(size=(48, 4)), np.tile([0, 1], 24)
     six = talaria.Federated.from_arrays(x, y, np.repeat(np.arange(6), 8))
     learn = partial(talaria.simulate, "fedavg", six, rounds=2)
-    for rule in ("bucketed:inner=median", Clipped(inner=Bucketed(inner=Median()), norm=0.1)):
-        assert len({learn(aggregator=rule).as_dict()["model_digest"] for _ in range(2)}) == 1
+    for how in ("bucketed:inner=median", Clipped(inner=Bucketed(inner=Median()), norm=0.1)):
+        assert len({learn(aggregator=how).as_dict()["model_digest"] for _ in range(2)}) == 1
     keys = {
         learn(aggregator=rule, seed=seed).learned.server["bucket/key"].tobytes()
         for seed in (0, 1)
         for rule in ("bucketed:inner=median", "bucketed:inner=median,seed=7")
     }
     assert len(keys) == 3  # that of 7 is the same in both
+    own = [talaria.simulate(FedAvg(aggregator=Bucketed(inner=Median())), six, rounds=1) for _ in range(2)]
+    assert len({one.learned.server["bucket/key"].tobytes() for one in own}) == 1
 
 
 def safetensors_facts(data: bytes) -> dict[str, Any]:
@@ -374,6 +376,14 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
     (kept / checkpoint.EXPERIMENT).write_text(json.dumps(text | {"format": 99}))
     with pytest.raises(StateError, match="format 99 is not 2"):
         talaria.resume(kept, data=data)
+
+
+def test_a_file_that_counts_other_clients_is_refused(data: talaria.Federated, tmp_path: Path) -> None:
+    talaria.simulate("fedavg", data, rounds=1, save=tmp_path / "a")
+    kept = tmp_path / "a" / checkpoint.STATE
+    kept.write_bytes(kept.read_bytes().replace(b'sent\\": {\\"anna', b'sent\\": {\\"anne'))
+    with pytest.raises(StateError, match="of other clients than the data"):
+        talaria.resume(tmp_path / "a", data=data)
 
 
 @pytest.mark.parametrize(("full_in", "mend"), [(1, "begin anew"), (2, "resume")])

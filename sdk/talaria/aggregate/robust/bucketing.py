@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from talaria.aggregate.arithmetic import cast
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.robust.stacked_updates import Gathered, RowRule, Rows, gather, settle
 from talaria.aggregate.validation import check_count
-from talaria.aggregate.wrappers import Wrapper
+from talaria.aggregate.wrappers import chain
 from talaria.errors import ConfigError
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
@@ -49,8 +49,8 @@ class Bucketed:
 
     def init(self, shared: Tensors) -> Tensors:
         """The key, a round counter, and the state of ``inner`` under ``inner/``."""
-        key = secrets.token_bytes(32) if self.seed is None else hashlib.sha256(f"bucket {self.seed}".encode()).digest()
-        own: Tensors = {KEY: np.frombuffer(bytearray(key), np.uint8), ROUND: np.array(0, np.int64)}
+        secret = np.frombuffer(bytearray(secrets.token_bytes(32)), np.uint8)
+        own: Tensors = {KEY: secret if self.seed is None else _key(self.seed), ROUND: np.array(0, np.int64)}
         return own | tensors.prefixed(self.inner.init(shared), INNER)
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
@@ -67,15 +67,16 @@ class Bucketed:
         return new, own | tensors.prefixed(inner, INNER)
 
 
-def repeatable(rule: Aggregator, seed: int) -> Aggregator:
-    """``rule``, whose buckets derive from ``seed`` where it names none: for a simulation, which hides them from nobody,
-    and is the same one whenever it is run."""
-    if isinstance(rule, Bucketed):
-        return rule if rule.seed is not None else replace(rule, seed=seed)
-    if not isinstance(rule, Wrapper) or not is_dataclass(rule):
-        return rule
-    inner = repeatable(rule.inner, seed)
-    return rule if inner is rule.inner else replace(rule, inner=inner)
+def repeatable(rule: Aggregator, state: Tensors, seed: int) -> Tensors:
+    """The first ``state`` of ``rule``, its key from ``seed`` where it would be a secret: for a simulation, which hides
+    its buckets from nobody and is the same one whenever it is run."""
+    if not any(isinstance(one, Bucketed) and one.seed is None for one in chain(rule)):
+        return state
+    return {name: _key(seed) if name.endswith(KEY) else value for name, value in state.items()}
+
+
+def _key(seed: int) -> Array:
+    return np.frombuffer(bytearray(hashlib.sha256(f"bucket {seed}".encode()).digest()), np.uint8)
 
 
 def permutation(state: Tensors, n: int) -> list[int]:
