@@ -25,7 +25,7 @@ from talaria.training.objectives import INTO, Slopes, cross_entropy
 
 @dataclass(frozen=True)
 class Navigation:
-    """CE(navigator) + η_inter Σ relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(navigator, virtual); an
+    """CE(navigator) + η_inter mean relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(virtual); an
     :class:`~talaria.training.objectives.Objective` whose own tensors are the anchors and their scale.
 
     The options are those of :class:`~talaria.algorithms.pfedgm.PFedGM`, ``smoothing`` is the recipe's. ``offset`` (C,)

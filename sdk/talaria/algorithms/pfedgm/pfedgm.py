@@ -8,7 +8,7 @@ prior and the client's data as likelihood. Reconstructed: every equation, after 
 relatives pFedFDA (NeurIPS 2024) and FedPAC. No code was published; the accuracies in the paper are not claimed here.
 
     z = R φ_θ(x), R a fixed projection to k numbers;  z | c ~ N(μ_c, Σ), one Σ for all classes
-    round:  CE(navigator) + η_inter Σ relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(navigator, virtual)
+    round:  CE(navigator) + η_inter mean relu(m − ||V_c − V_c'||)² + η_intra ||z − μ^loc_y||²/k + ω CE(virtual)
             on classes re-sampled ∝ n_c^−ρ and virtual features of absent classes from N(μ^g_c, Σ^g); θ and V are sent
             with the counts, means and scatter of z after training (classes of n_min samples or more)
     server: θ, V ← mean;  statistics pooled and smoothed (:mod:`talaria.aggregate.class_statistics`)
