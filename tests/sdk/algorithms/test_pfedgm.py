@@ -48,7 +48,7 @@ Tiny = Callable[..., Task]
 
 
 def head_of(algorithm: PFedGM, stats: Statistics, shared: Tensors, matrix: Array) -> Linear | Quadratic:
-    nu = algorithm.prior_samples or float(algorithm.features)
+    nu = algorithm.prior_samples or float(len(matrix))
     return personal_head(stats, shared, matrix, nu, algorithm.predictive)
 
 
@@ -205,7 +205,7 @@ def test_the_predictive_head_is_the_gaussian_log_density() -> None:
     head = head_of(algorithm, stats, shared, np.eye(3))
     z = normal(4, 5, 3)
     means, spreads = fused(stats, shared)
-    sigma, prior = own_covariance(stats, shared, float(algorithm.features)), log_prior(stats, shared)
+    sigma, prior = own_covariance(stats, shared, 3.0), log_prior(stats, shared)
     want = np.zeros((5, 3))
     for c in range(3):
         density = torch.distributions.MultivariateNormal(tensor_of(means[c]), tensor_of(sigma + spreads[c]))
@@ -428,12 +428,28 @@ def test_the_served_model_ends_in_one_linear_layer_that_is_the_gaussian_formula(
     z = np.tanh(task.train.x @ shared["body.0.weight"].T + shared["body.0.bias"])  # d = 4 < features: no projection
     stats = gaussian.collect(z, task.train.y, 3)
     means, _ = fused(stats, shared)
-    inverse = np.linalg.inv(own_covariance(stats, shared, float(algorithm.features)))
+    inverse = np.linalg.inv(own_covariance(stats, shared, 4.0))
     want = z.astype(np.float64) @ inverse @ means.T - 0.5 * np.einsum("cd,de,ce->c", means, inverse, means)
     want = want + log_prior(stats, shared)
     centred = (want - want.mean(1, keepdims=True)) * algorithm_scale(stats, want, z)
     assert roundings(predict(model, task.train.x), centred) <= 200
-    assert np.abs(own_covariance(stats, shared, float(algorithm.features)) - np.eye(4)).max() > 1e-3
+    assert np.abs(own_covariance(stats, shared, 4.0) - np.eye(4)).max() > 1e-3
+
+
+def test_the_prior_weighs_as_many_samples_as_the_features_have_numbers(tiny: Tiny) -> None:
+    task = tiny(count=30)
+    algorithm = PFedGM(tune_epochs=0)
+    shared, private = algorithm.init(task.model, task.split)
+    update, private = algorithm.fit(task, shared, private)
+    shared, _ = algorithm.aggregator.apply(shared, algorithm.aggregator.init(shared), [update])
+    wide = {**shared, pooled.WITHIN: 4 * shared[pooled.WITHIN]}
+
+    def served(prior: float) -> Array:
+        model = PFedGM(tune_epochs=0, prior_samples=prior).personal(task, wide, private)
+        return predict(model, task.train.x)
+
+    assert np.array_equal(served(0.0), served(4.0))  # d = 4 < features
+    assert not np.allclose(served(0.0), served(float(algorithm.features)))
 
 
 def test_large_logits_are_scaled_down_without_changing_a_decision() -> None:
@@ -447,11 +463,8 @@ def test_large_logits_are_scaled_down_without_changing_a_decision() -> None:
     }
     head = head_of(PFedGM(features=3), stats, shared, np.eye(3))
     points = normal(2, 200, 3)
-    algorithm = PFedGM(features=3)
     means, _ = fused(stats, shared)
-    w, b = gaussian.discriminant(
-        means, own_covariance(stats, shared, float(algorithm.features)), log_prior(stats, shared)
-    )
+    w, b = gaussian.discriminant(means, own_covariance(stats, shared, 3.0), log_prior(stats, shared))
     plain = points @ w.T + b
     assert float(np.abs(plain).max()) > 1e4
     assert np.array_equal(head(points).argmax(1), plain.argmax(1))

@@ -47,7 +47,8 @@ from talaria.types import Update
 @dataclass(frozen=True, kw_only=True)
 class PFedGM:
     """``features`` is k; ``covariance`` "full", "diagonal", or "auto": full up to 128 features. ``rho`` is ρ;
-    ``inter``, ``intra``, ``virtual`` are η_inter, η_intra and ω; ``margin`` is m. ``prior_samples`` is ν₀ (0: k).
+    ``inter``, ``intra``, ``virtual`` are η_inter, η_intra and ω; ``margin`` is m. ``prior_samples`` is ν₀ (0: as many
+    as z has numbers).
 
     ``tune_epochs`` trains θ and V on the device before the served statistics are taken, at ``tune_lr`` (0: the
     recipe's); ``tune_on="all"`` learns and takes statistics from the validation samples too. The result stays there.
@@ -61,7 +62,7 @@ class PFedGM:
     virtual: Annotated[float, at_least(0)] = 0.1
     margin: Annotated[float, above(0)] = 1.0
     n_min: Annotated[int, at_least(2, ": the mean of one sample is that sample")] = 2
-    prior_samples: Annotated[float, at_least(0, " (0 takes `features`)")] = 0.0
+    prior_samples: Annotated[float, at_least(0, " (0: as many as z has numbers)")] = 0.0
     predictive: bool = False
     tune_epochs: Epochs = 5
     tune_lr: Rate = 0.0
@@ -117,7 +118,8 @@ class PFedGM:
             recipe = task.recipe.but(epochs=self.tune_epochs, steps=None, lr=self.tune_lr or task.recipe.lr)
             state = self._trained(inner.but(recipe=recipe), state, shared, private, "tune")
         inputs, project = entering(inner, state), projection_of(task.split, task.mask, self.features)
-        matrix, nu = project.matrix(inputs.shape[1], inputs.dtype), self.prior_samples or float(self.features)
+        matrix = project.matrix(inputs.shape[1], inputs.dtype)
+        nu = self.prior_samples or float(len(matrix))
         head = personal_head(taken(inner, project(inputs), shared), shared, matrix, nu, self.predictive)
         return served_with(head, task, state)
 
