@@ -49,6 +49,8 @@ __all__ = [
 VERSION = 2
 MASK = "mask|"
 """Before a group's name: the bitmap of its kept channels."""
+_PLANES_OF_ITS_NAME = frozenset(f"mask{suffix}" for suffix in (*SUFFIXES[1:], "|s", "|v"))
+"""Planes of a tensor that is called ``mask``, which look like bitmaps of layers of one letter."""
 _META = "talaria"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST = sys.float_info.max
@@ -133,7 +135,13 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
     except ConfigError as error:
         raise ConfigError(f"update of {update.client!r}: {error}") from None
     if update.mask is not None:
-        planes |= bitmaps_of(update.mask)
+        bitmaps = bitmaps_of(update.mask)
+        if alike := _PLANES_OF_ITS_NAME.intersection(bitmaps) if "mask" in update.tensors else ():
+            raise ConfigError(
+                f"update of {update.client!r}: tensor 'mask' and the mask of layer {min(alike)[-1]!r} would travel as "
+                f"{min(alike)!r}; give the layer or the tensor another name"
+            )
+        planes |= bitmaps
     meta = {_META: json.dumps(_facts(update), separators=(",", ":"), sort_keys=True, allow_nan=False)}
     data = strict_safetensors.pack(planes, meta)
     return squeeze(data) if compress else data
@@ -195,7 +203,7 @@ def _update(
     limits: Limits,
 ) -> Update:
     """The update of these planes and (checked) facts. Raises :class:`WireError` where they do not fit ``schema``."""
-    groups = tuple(name for name in entries if name.startswith(MASK))
+    groups = bitmaps_in(entries, schema)
     mask = mask_in(about["mask"], groups, entries, layout)
     compact = {n: TensorSpec(compact_shape(n, s.shape, mask), s.dtype) for n, s in schema.items()}
     check_names(entries, schema, groups)
@@ -283,6 +291,12 @@ def bitmaps_of(mask: ChannelMask) -> Tensors:
     """``mask|<group>``: uint8 (ceil(channels / 8),), the kept channels as a bitmap."""
     sizes = mask.layout.sizes
     return {MASK + g: np.frombuffer(bits_of(kept, sizes[g]), np.uint8) for g, kept in mask.kept.items()}
+
+
+def bitmaps_in(entries: Mapping[str, Entry], schema: Mapping[str, TensorSpec]) -> tuple[str, ...]:
+    """The names of the bitmaps among ``entries``. Planes of a tensor that is itself called ``mask`` are none."""
+    own = _PLANES_OF_ITS_NAME if "mask" in schema else frozenset()
+    return tuple(name for name in entries if name.startswith(MASK) and name not in own)
 
 
 def mask_in(

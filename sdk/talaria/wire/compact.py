@@ -19,7 +19,7 @@ from talaria.foreign import named, shown
 from talaria.model.masks import ChannelLayout, ChannelMask, compact_shape
 from talaria.tensors import Array, Tensors
 from talaria.wire import strict_safetensors
-from talaria.wire.codec import MASK, TensorSpec, bitmaps_of, check_names, mask_in
+from talaria.wire.codec import TensorSpec, bitmaps_in, bitmaps_of, check_names, mask_in
 from talaria.wire.tensor_codecs import check_planes, from_planes
 
 VERSION = 1
@@ -80,7 +80,7 @@ def opened(
     if about is None:
         return None
     entries, _ = strict_safetensors.unpack(data, most=MOST)
-    groups = tuple(name for name in entries if name.startswith(MASK))
+    groups = bitmaps_in(entries, known)
     mask = mask_in(about["mask"], groups, entries, layout)
     if mask is None:
         raise WireError("the compact model names no mask")

@@ -305,6 +305,27 @@ def test_any_mask_comes_back_as_its_bitmaps(conv, fc, codec):
     assert schema_of(got.tensors) == schema_of(sent.tensors)
 
 
+@pytest.mark.parametrize("mask", [None, MASK])
+@pytest.mark.parametrize("codec", ["raw", "fp16", "bf16", "int8", "topk:0.5"])
+def test_a_tensor_may_be_called_mask(codec, mask):
+    """Its planes look like bitmaps of layers that are called b, h, q, s, i or v."""
+    tensors = {**dense(), "mask": np.ones(4, np.float32)}
+    own = tensors if mask is None else compact(tensors)
+    update = Update(tensors=own, weight=1.0, client="a", base_version=0, kind="delta", mask=mask, metrics={})
+    found = decode_update(encode_update(update, codec), schema=schema_of(tensors), layout=LAYOUT)
+    assert found.mask == mask
+    assert np.allclose(found.tensors["mask"], 1) or codec.startswith("topk")
+
+
+def test_a_tensor_called_mask_beside_a_layer_of_one_letter_is_refused_with_the_mend():
+    layout = ChannelLayout(sizes={"b": 3}, axes={"b.weight": ((("b", 1),), ())})
+    own = {"b.weight": np.ones((2, 2), np.float32), "mask": np.ones(4, np.float32)}
+    mask = ChannelMask(layout, {"b": (0, 2)})
+    update = Update(tensors=own, weight=1.0, client="a", base_version=0, kind="delta", mask=mask, metrics={})
+    with pytest.raises(ConfigError, match=r"tensor 'mask' and the mask of layer 'b'.*another name"):
+        encode_update(update)
+
+
 def test_a_mask_that_does_not_fit_its_tensors_is_refused():
     wrong = an_update(tensors=compact(dense(), ChannelMask(LAYOUT, {"conv": (0, 1), "fc": (0, 1, 2)})))
     with pytest.raises(WireError, match=r"conv\.weight"):
