@@ -93,9 +93,9 @@ def train(
     if not trained or steps_of(recipe, len(samples)) == 0:
         return dict(state)
     anchors = {} if pull is None else {name: beside(module, pull.anchor[name]) for name in trained}
-    optimizer = SGD(trained, recipe)
-    with LayerDraws(task, purpose):
-        for x, y in feed(task, recipe, samples, purpose):
+    optimizer, draws = SGD(trained, recipe), LayerDraws(task, purpose)
+    for x, y in feed(task, recipe, samples, purpose):
+        with draws:  # between batches other threads have torch's generator
             optimizer.zero_grad()
             _backward(module, objective, x, y, recipe.accumulate)
             if pull is not None:

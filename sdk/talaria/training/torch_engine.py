@@ -56,14 +56,15 @@ def train(
         return dict(state)
     anchors = {} if pull is None else {k: beside(module, pull.anchor[k]) for k in trained if k in pull.anchor}
     fixed = {k: beside(module, state[k]) for k in objective.own if k not in own}
-    optimizer = SGD(trained, recipe)
-    with LayerDraws(task, purpose), Taps(module, objective.taps) as taps:
+    optimizer, draws = SGD(trained, recipe), LayerDraws(task, purpose)
+    with Taps(module, objective.taps) as taps:
         for x, y in loop.feed(task, recipe, samples, purpose):
-            optimizer.zero_grad()
-            _backward(taps, objective, {**fixed, **own}, x, y, recipe.accumulate)
-            for name, anchor in anchors.items():
-                loop.add_pull(trained[name], anchor, pull.strength if pull else 0.0)
-            optimizer.step()
+            with draws:  # between batches other threads have torch's generator
+                optimizer.zero_grad()
+                _backward(taps, objective, {**fixed, **own}, x, y, recipe.accumulate)
+                for name, anchor in anchors.items():
+                    loop.add_pull(trained[name], anchor, pull.strength if pull else 0.0)
+                optimizer.step()
     after = {**state_of(module), **{name: array_of(tensor) for name, tensor in own.items()}}
     return {name: after.get(name, value) for name, value in state.items()}
 

@@ -1,6 +1,9 @@
 """The training loop: what is frozen stands still to the bit, what is drawn is seeded, what is computed is right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,18 +13,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
+from talaria import seeds
 from talaria.errors import ConfigError, ModelError
 from talaria.model.cloning import clone
 from talaria.model.split import split_model
 from talaria.model.state import load, state_of, tensor_of
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, copied, equal, is_float, only
-from talaria.training import augment, batching, loop
+from talaria.training import augment, batching, loop, torch_engine
 from talaria.training.batching import feed
 from talaria.training.engine import never_trained, ready
 from talaria.training.functional_sgd import FunctionalSGD
 from talaria.training.interface import Task
-from talaria.training.objectives import Pull
+from talaria.training.objectives import CrossEntropy, Pull
 from talaria.types import Recipe, Samples
 
 
@@ -204,6 +208,31 @@ def test_the_global_generator_is_left_alone() -> None:
     loop.gradient(t, start(t))
     loop.calibrate(t, start(t))
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("objective", [None, CrossEntropy()], ids=["loss", "objective"])
+def test_another_thread_has_the_generator_between_two_batches(
+    objective: CrossEntropy | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device's loop of messages makes a model while another one learns: it must not wait for a whole training."""
+    t, batches, begun, made = task(dropout=0.5), loop.feed, Event(), Event()
+    state = start(t)
+    alone = torch_engine.train(t, state, objective=objective)
+
+    def slowly(*given: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches(*given):
+            yield batch
+            begun.set()
+            assert made.wait(60)
+
+    monkeypatch.setattr(loop, "feed", slowly)
+    with ThreadPoolExecutor(1) as learner:
+        found = learner.submit(torch_engine.train, t, state, objective=objective)
+        begun.wait(60)
+        with seeds.aside():
+            torch.rand(7)
+        made.set()
+        assert equal(found.result(), alone)
 
 
 def test_augmentation_draws_from_the_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
