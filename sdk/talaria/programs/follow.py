@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from talaria.programs.graph import Graph, Node, read_of, renamed
+from talaria.programs.graph import INT, Graph, Node, Port, read_of, renamed
 from talaria.tensors import Array
-
-_BATCH = ("x", "y")
 
 
 def followed(graph: Graph) -> Graph:
@@ -22,19 +20,27 @@ def followed(graph: Graph) -> Graph:
     given = {port.name: port for port in graph.inputs}
     after = [port for port in graph.outputs if port.name != "loss"]
     carried = [given[port.name.removeprefix("next/")] for port in after]
-    batch = [given[name] for name in _BATCH]
-    names = {port.name: f"step/{port.name}" for port in (*carried, *batch, *after)}
-    inside, outside = ([replace(port, name=names[port.name]) for port in some] for some in ((*carried, *batch), after))
+    x, y, number = given["x"], given["y"], Port("number", INT, ())
+    names = {port.name: f"step/{port.name}" for port in (*carried, x, y, *after)}
+    inside, outside = ([replace(port, name=names[port.name]) for port in some] for some in ((*carried, y), after))
+    # Scan hands on the memory of a batch itself, wherever that begins, and sums differ by that: a copy begins as ever
+    own = Node("Gather", (x.name, number.name), (names[x.name],), (("axis", 0),))
     nodes = [renamed(node, names) for node in read_of(graph.nodes, [port.name for port in after])]
-    body = Graph(tuple(inside), tuple(outside), tuple(nodes), graph.constants)
+    body = Graph((*inside, number), tuple(outside), (own, *nodes), graph.constants)
+    many = (
+        Node("Shape", (y.name,), ("steps",), (("end", 1), ("start", 0))),
+        Node("Squeeze", ("steps",), ("many",)),
+        Node("Range", ("zero", "many", "one"), ("numbers",)),
+    )
     scan = Node(
         "Scan",
-        tuple(port.name for port in (*carried, *batch)),
+        (*(port.name for port in (*carried, y)), "numbers"),
         tuple(port.name for port in after),
-        (("body", body), ("num_scan_inputs", len(batch))),
+        (("body", body), ("num_scan_inputs", 2)),
     )
-    inputs = [replace(port, shape=("K", *port.shape)) if port in batch else port for port in graph.inputs]
-    return Graph(tuple(inputs), tuple(after), (scan,), {})
+    inputs = [replace(port, shape=("K", *port.shape)) if port in (x, y) else port for port in graph.inputs]
+    constants = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
+    return Graph(tuple(inputs), tuple(after), (*many, scan), constants)
 
 
 def in_runs(batches: Iterable[Array], most: int) -> Iterator[Array]:

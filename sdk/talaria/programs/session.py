@@ -10,6 +10,9 @@ from talaria.errors import ConfigError, WireError
 from talaria.planning.refusals import refusals, short
 from talaria.tensors import Array, arrays
 
+_ALIGNED = 16
+"""Bytes."""
+
 
 @lru_cache(maxsize=1)
 def _one_arena() -> bool:
@@ -43,6 +46,12 @@ def _given_back() -> Any:
     return options
 
 
+def _aligned(value: Array) -> Array:
+    """``value`` in memory that begins as numpy's own does; elsewhere, as in a slice or in bytes that came, ONNX Runtime
+    adds up in another order, and the last bits are others."""
+    return value if value.__array_interface__["data"][0] % _ALIGNED == 0 else value.copy()
+
+
 class Session:
     """A program's file, loaded by stock ONNX Runtime to run on the calling thread alone. ``steady`` ones are run on the
     same few shapes again and again: each run takes its memory as one block, not once for each operator."""
@@ -73,12 +82,13 @@ class Session:
         shapes = tuple(value.shape for value in feed.values()) if self._steady else ()
         first = [_given_back()] if self._steady and shapes not in self._met else []
         self._met.add(shapes)
-        found: list[Array] = self._run(partial(self._session.run, outputs, arrays(feed)), first)
+        given = {name: _aligned(value) for name, value in arrays(feed).items()}
+        found: list[Array] = self._run(partial(self._session.run, outputs, given), first)
         return found
 
     def bound(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> Callable[[], None]:
-        """A call that reads ``inputs`` and writes ``outputs``, C-contiguous arrays that stay where they are: it spares
-        the names, dictionaries and new arrays of each call."""
+        """A call that reads ``inputs`` and writes ``outputs``, C-contiguous arrays in numpy's own memory that stay
+        where they are: it spares the names, dictionaries and new arrays of each call."""
         binding = self._session.io_binding()
         for bind, every in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, array in every.items():

@@ -3,10 +3,16 @@
 from itertools import pairwise
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
+from talaria.model import zoo
+from talaria.model.state import state_of
+from talaria.programs.build import build
 from talaria.programs.follow import in_runs
+from talaria.programs.making import Maker
 from talaria.programs.program import Program
 from talaria.programs.training import Training
 
@@ -30,6 +36,42 @@ def test_a_training_of_any_length_has_few_shapes():
 def test_many_steps_are_taken_where_a_call_is_a_good_part_of_one(program_of):
     small = {name: Program(program_of(name)).small for name in ("mlp", "sequence", "imu_cnn")}
     assert small == {"mlp": True, "sequence": True, "imu_cnn": False}
+
+
+class Moments(nn.Module):
+    """It adds up what is given, whose order depends on where in memory that begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(torch.cat([x.mean(2), x.std(2)], 1)))
+
+
+def test_batches_that_begin_anywhere_in_memory_give_the_bytes_of_steps():
+    torch.manual_seed(0)
+    net, draw = Moments(), np.random.default_rng(0)
+    program, weights = Program(build(zoo.keep(net, (3, 37), 4))), state_of(net)
+    x, y = draw.standard_normal((9, 3, 37), np.float32), draw.integers(0, 4, 9)
+    one, other = (Training(program, weights, program.momentum(weights)) for _ in range(2))
+    for index in range(8):
+        one.step(x[index : index + 1], y[index : index + 1], lr=0.1)
+    other.follow(x, y, [np.array([index]) for index in range(8)], lr=0.1)
+    assert all(other.weights[name].tobytes() == value.tobytes() for name, value in one.weights.items())
+
+
+def test_a_slice_is_looked_at_and_learned_from_with_the_bytes_of_its_copy():
+    torch.manual_seed(0)
+    net = Moments()
+    spec = zoo.keep(net, (3, 37), 4)
+    program, look, weights = Program(build(spec)), Maker(spec).forward(), state_of(net)
+    x, y = np.random.default_rng(0).standard_normal((9, 3, 37), np.float32), np.array([1])
+    for part in (x[index : index + 1] for index in range(1, 8)):
+        found = [program.step(weights, program.momentum(weights), one, y, lr=0.1)[0] for one in (part, part.copy())]
+        assert all(found[0][name].tobytes() == value.tobytes() for name, value in found[1].items())
+        logits = [look({"x": one}, weights)["features"].tobytes() for one in (part, part.copy())]
+        assert logits[0] == logits[1]
 
 
 def test_a_small_network_follows_rows_with_the_bytes_of_steps(program_of):
