@@ -197,7 +197,7 @@ def test_a_fold_that_a_worker_does_not_finish_is_left_to_the_coordinator():
 
 
 def test_a_worker_that_stands_still_is_replaced_and_holds_up_no_round(monkeypatch):
-    """Stopped, or in a read of a disk that does not return: its socket stays open. One that is being started, or has
+    """Stopped, say: its socket stays open. One that is being started, or has
     no broker yet, may be silent."""
     monkeypatch.setattr("talaria_coordinator.fleet.ingest.pool.STILL_S", 0.0)
 
