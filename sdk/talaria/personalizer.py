@@ -88,6 +88,7 @@ class Personalizer:
     classification, what is called accuracy here is its score.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: ModelSpec | Module,
@@ -167,6 +168,7 @@ class Personalizer:
     def _allowed(self) -> float | None:
         return self.plan.accuracy_drop if self.budget.accuracy_drop is None else self.budget.accuracy_drop
 
+    @torch.inference_mode(False)
     def fit(
         self,
         train: Samples | tuple[Any, Any],

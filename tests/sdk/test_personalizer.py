@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from talaria import personalizer, tasks
 from talaria.errors import BudgetError, ConfigError, DataError, ModelError
 from talaria.model.spec import ModelSpec
-from talaria.model.state import tensor_of
+from talaria.model.state import state_of, tensor_of
 from talaria.personalizer import Joining, Personalizer
 from talaria.planning.budget import Budget
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
+from talaria.tensors import equal
 from talaria.types import Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (6, 40), 3)
@@ -378,6 +379,19 @@ def test_a_network_of_ones_own_is_trained_as_a_fleet_trains_it():
         found.append(personal.model.state_dict())
     assert personal.accuracy > 0.6
     assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+
+
+def test_an_app_that_infers_may_personalize_meanwhile(tmp_path: Path) -> None:
+    """``torch.inference_mode`` around an app's code lets nothing learn, and what is made in it never."""
+    draws, network = np.random.default_rng(0), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    samples = Samples.of(draws.normal(size=(12, 4)), np.arange(12) % 3)
+
+    alone = Personalizer(network).fit(samples, epochs=2)
+    with torch.inference_mode():
+        found = Personalizer(network).fit(samples, epochs=2)
+        report = found.export(tmp_path / "me.talaria", seconds=0)
+    assert equal(state_of(found.model), state_of(alone.model))
+    assert report.figures["max_abs_diff"] < 1e-4
 
 
 class Noisy(nn.Module):
