@@ -223,22 +223,20 @@ def _fit(port: Port, value: Array, sizes: dict[str, int]) -> None:
         raise ModelError(f"program: {port.name!r} must be an array of {port.dtype}, is {_what(value)}; convert it")
     if len(value.shape) != len(port.shape):
         raise ModelError(f"program: {port.name!r} has shape {value.shape}, needs {port.shape}; give this model's state")
+    of_model = port.name.partition("/")[0] in ("weight", "momentum", "anchor")
     for label, size in zip(port.shape, value.shape, strict=True):
         wanted = label if isinstance(label, int) else sizes.setdefault(label, size)
-        if label == wanted and size != wanted:
-            mend = (
-                "leave these channels whole in every mask and plan, as in a convolution of several groups, or train "
-                "this model with torch"
-            )
-            raise ModelError(
-                f"program: {port.name!r} has shape {value.shape}, needs {port.shape}; "
-                + (mend if port.name.startswith("weight/") else "give arrays of the shapes it was built for")
-            )
-        if size != wanted or size == 0:
-            raise ModelError(
-                f"program: {port.name!r} has shape {value.shape}, needs {port.shape} with {label}={wanted}; "
-                "give one model's state under one mask"
-            )
+        if size == wanted > 0:
+            continue
+        if not of_model:
+            which, mend = "", "give at least one sample, with its label, of the shape it was built for"
+        elif label == wanted:
+            which = ""
+            mend = "leave these channels whole in every mask and plan, as in a convolution of several groups, or train "
+            mend += "this model with torch"
+        else:
+            which, mend = f" with {label}={wanted}", "give one model's state under one mask"
+        raise ModelError(f"program: {port.name!r} has shape {value.shape}, needs {port.shape}{which}; {mend}")
 
 
 def _what(value: object) -> str:

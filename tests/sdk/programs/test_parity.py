@@ -313,8 +313,9 @@ def test_a_mask_of_what_is_fixed_is_refused_with_the_mend():
     x, y = batch((3, 12), 4, 2)
     with pytest.raises(ModelError, match=r"0.weight.*leave these channels whole in every mask and plan.*train .*torch"):
         program.step(weights, program.momentum(weights), x, y, lr=0.1)
-    with pytest.raises(ModelError, match=r"'x'.*give arrays of the shapes it was built for"):
-        program.step(arrays(net), program.momentum(arrays(net)), x[:, :2], y, lr=0.1)
+    for given in ((x[:, :2], y), (x, y[:1]), (x[:0], y[:0])):
+        with pytest.raises(ModelError, match=r"'[xy]'.*give at least one sample, with its label, of the shape"):
+            program.step(arrays(net), program.momentum(arrays(net)), *given, lr=0.1)
 
 
 def test_what_takes_too_many_operators_is_refused_before_it_is_run(monkeypatch):
