@@ -34,6 +34,7 @@ from talaria.planning import measured, onnx_runtime, planner
 from talaria.planning.budget import AccuracyCheck, Budget
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
+from talaria.planning.refusals import short
 from talaria.tasks import Scale
 from talaria.tensors import Array, Tensors
 from talaria.training import engine, loop
@@ -436,9 +437,8 @@ def _answers(model: Module, x: Array, task: str) -> int:
         with torch.no_grad():
             answer = clone(model).eval()(tensor_of(x))
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"model: cannot take a float32 batch of shape {x.shape} ({type(error).__name__}: {reason}); give "
+            f"model: cannot take a float32 batch of shape {x.shape} ({type(error).__name__}: {short(error)}); give "
             "samples of the shape that it takes; where it takes whole numbers such as tokens, convert in its forward"
         ) from error
     if not isinstance(answer, Tensor) or answer.dim() != len(form) or len(answer) != len(x):

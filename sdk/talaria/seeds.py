@@ -110,9 +110,12 @@ def generator(seed: int, client: str, round: int, purpose: str) -> Generator:
 
 
 @contextmanager
-def aside() -> Iterator[None]:
-    """What is drawn from torch's global generator in this context is this thread's alone, and leaves it as it was."""
+def aside(seed: int | None = None) -> Iterator[None]:
+    """What is drawn from torch's global generator in this context is this thread's alone, and leaves it as it was;
+    ``seed`` is where it begins."""
     import torch
 
     with ALONE, torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
         yield

@@ -20,6 +20,7 @@ from talaria.errors import ConfigError, DataError, ModelError
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.merging import merge
+from talaria.planning.refusals import short
 from talaria.seeds import ALONE
 from talaria_export.bundle.preprocess import Preprocessing
 from talaria_export.convert.names import INPUT, OUTPUT
@@ -107,9 +108,8 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
         with torch.no_grad():
             answer = own(batch)
     except TRACE_ERRORS as error:
-        said = " ".join(str(error).split())[:160]
         raise ModelError(
-            f"model: does not take a float32 example of shape {tuple(example.shape)} ({said}); "
+            f"model: does not take a float32 example of shape {tuple(example.shape)} ({short(error)}); "
             "give what it reads, and a model of float32 weights (model.float())"
         ) from None
     if not isinstance(answer, Tensor) or answer.dim() not in (2, 3) or len(answer) != len(batch):

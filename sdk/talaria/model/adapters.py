@@ -107,8 +107,7 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
             f"{some_of(open_to, 12)}"
         )
     out = clone(model)
-    with seeds.aside():
-        torch.default_generator.manual_seed(seed)
+    with seeds.aside(seed):
         for name in chosen:
             base = out.get_submodule(name)
             out.set_submodule(name, _adapted(base, spec).train(base.training))
@@ -139,8 +138,7 @@ def factored(model: Module, head: str, rank: int, seed: int = 0) -> Module:
         raise ModelError(f"adapters: head {head!r} is a {type(layer).__name__}; only a linear layer has two factors")
     if rank * (layer.in_features + layer.out_features) >= layer.weight.numel():
         return out
-    with seeds.aside():
-        torch.default_generator.manual_seed(seed)
+    with seeds.aside(seed):
         down = _started(Linear(layer.in_features, rank, bias=False))
         up = Linear(rank, layer.out_features, bias=layer.bias is not None)
     out.set_submodule(head, _like(layer, Factors(down, up)).train(layer.training))

@@ -85,13 +85,10 @@ def build(spec: ModelSpec) -> Module:
     Raises :class:`~talaria.errors.ConfigError` for an unknown name, an input shape that the model cannot take, a
     missing optional package, and for ``pretrained`` where no weights are published.
     """
-    import torch
-
     entry = _entry(spec.name)
     if spec.pretrained and entry.load is None:
         raise ConfigError(f"{spec.name}: pretrained=True, but no weights are published for it; use pretrained=False")
-    with seeds.aside():
-        torch.default_generator.manual_seed(spec.seed)
+    with seeds.aside(spec.seed):
         model = _made(spec, entry)
         if spec.pretrained and entry.load is not None:
             entry.load(model, spec.classes)
@@ -236,7 +233,6 @@ def _raw(spec: ModelSpec, entry: _Entry) -> Module:
 @lru_cache(maxsize=64)
 def _ways(spec: ModelSpec) -> tuple[tuple[str, ...], Calls]:
     """Of a model of another package the names that it can spare, and what it calls of dropout as functions."""
-
     from talaria.model import tokens
 
     with seeds.aside():

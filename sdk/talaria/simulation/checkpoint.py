@@ -133,7 +133,7 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
         fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
         fleet.models = {version: under(tensors, f"models/{version}/") for version in facts["models"]}
         others = set(fleet.private).union(facts["sent"]) != set(fleet.members)
-        fleet.sent = {name: facts["sent"][name] for name in facts["sent"]}
+        fleet.sent = dict(facts["sent"])
         fleet.under_way = [(clock, name, base_version) for clock, name, base_version in facts["under_way"]]
         fleet.history = [_facts(one) for one in facts["history"]]
         fleet.version = len(fleet.history)
