@@ -12,6 +12,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -35,6 +36,16 @@ def seed_of(seed: int, client: str, round: int, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
+class _Key(ISeedSequence):
+    """A Philox's key as it asks for one: ``Philox(key=...)`` reads the system's entropy first, five times as long."""
+
+    def __init__(self, seed: int) -> None:
+        self._words = np.array([seed, 0], np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Numbers:
+        return self._words
+
+
 class Draws:
     """Random numbers, one after another, from the words of Philox 4x64-10 with ``seed`` as its key and its counter from
     1 on: the same on every machine and in every version of numpy, and made in any language.
@@ -44,7 +55,7 @@ class Draws:
     """
 
     def __init__(self, seed: int) -> None:
-        self._philox = np.random.Philox(key=seed)
+        self._philox = np.random.Philox(_Key(seed))  # type: ignore[arg-type]  # numpy's stubs know one kind of sequence
 
     def copy(self) -> Draws:
         """The same draws once more, from where these stand."""

@@ -24,6 +24,9 @@ _WAITING = 144 << 20
 """Bytes of compact tensors that may wait; five times the model's float32 bytes where those are fewer. While all fit, no
 sum of the whole model is held: each tile is summed and divided in the cache."""
 
+_FEW = 2 << 20
+"""Bytes that always wait: to sum small tensors of a few clients at a time takes longer than to sum them."""
+
 _TILE = 1 << 18
 """Values of a sum that are worked on at once for all that wait: 2 MiB, which stay in the cache."""
 
@@ -78,9 +81,12 @@ class _Class:
     due: int = 0
     """Bytes that it would hold if its clients were summed at once."""
 
+    bytes: int = 0
+    """Those of the tensors that wait."""
+
     @property
     def nbytes(self) -> int:
-        return _bytes(self.sums) + sum(_bytes(one.tensors) for one in self.waiting)
+        return _bytes(self.sums) + self.bytes
 
 
 class _Part(NamedTuple):
@@ -115,9 +121,9 @@ class Fold:
     """Weighted sums of the named tensors of ``shared``; feed it with :meth:`add`, then read each tensor once.
 
     It is a local variable of one ``apply``, and not an aggregator: it does keep state. It holds one model of float64
-    sums and at most 144 MiB of updates that wait (five times the model's float32 bytes where those are fewer), or one
-    client's; while all wait, no sums. NaN and infinity are looked for in the sums, where they cannot hide (by the
-    caller in those of :meth:`tiles`), and in the updates only where a sum has one.
+    sums and at most 144 MiB of updates that wait (five times the model's float32 bytes where those are fewer, but 2
+    MiB), or one client's; while all wait, no sums. NaN and infinity are looked for in the sums, where they cannot hide
+    (by the caller in those of :meth:`tiles`), and in the updates only where a sum has one.
     """
 
     shared: Tensors
@@ -161,12 +167,13 @@ class Fold:
             if self._pending and sum(c.due for c in self._pending.values()) + size > most:
                 self._scatter_all()
             held = self._pending[key] = _Class(mask, due=size)
-        else:
+        elif held.clients == 1:
             held.due = 8 * sum(v.size for v in own.values())
         held.waiting.append(_Waiting(update.client, self.clients, own, weight))
         held.weight += weight
         held.clients += 1
-        if held.clients > 1 and sum(c.nbytes for c in self._pending.values()) > most:
+        held.bytes += size
+        if held.clients > 1 and sum(c.nbytes for c in self._pending.values()) > max(most, _FEW):
             self._settle(held)
 
     def view(self, name: str) -> View:
@@ -224,7 +231,7 @@ class Fold:
                 if not is_finite(sums[part]):
                     self._blame(name, [held])
             held.sums[name] = sums.reshape(shape)
-        held.waiting = []
+        held.waiting, held.bytes = [], 0
 
     def _tiles(self, name: str, held: Array | None) -> Iterator[Tile]:
         """Tile by tile what waits of one tensor, added to what is ``held``, in place; else in memory that is reused."""

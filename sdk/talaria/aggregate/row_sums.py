@@ -48,6 +48,9 @@ class Plain:
 
     def add(self, total: Array, values: Array, weight: float) -> None:
         scratch = np.empty(min(len(total), _BLOCK))
+        if len(total) <= _BLOCK:
+            total += weighted(values, weight, scratch)
+            return
         for part in blocks(len(total), _BLOCK):
             here = total[part]
             here += weighted(values[part], weight, scratch[: len(here)])

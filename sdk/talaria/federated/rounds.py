@@ -212,7 +212,8 @@ def participate(
     by now. Raises :class:`ConfigError` where the training diverged in what stays private: no later round would mend it.
     """
     task, compact, own = _enter(run, member, shared, private, round)
-    task = task.but(recipe=task.recipe.at(round, run.rounds))
+    if (recipe := task.recipe.at(round, run.rounds)) is not task.recipe:
+        task = task.but(recipe=recipe)
     update, after = handed_back.fitted(run.algorithm, algorithm_of(run).fit(task, compact, own))
     if (name := lost(own, after)) is not None:
         raise ConfigError(
@@ -220,7 +221,7 @@ def participate(
             "lower the learning rate"
         )
     own = after
-    own |= targets.kept(targets.scale_of(run, member, private))
+    own |= targets.kept(task.scale)
     update, how = update.but(base_version=round - 1), codec_of(run, member)
     if kind_of(run) == "delta":
         same = update.mask == task.mask
@@ -287,8 +288,7 @@ def personalize(run: Run, member: Member, shared: Tensors, private: Tensors | No
     model = handed_back.personal(run.algorithm, algorithm_of(run).personal(task, compact, own))
     if member.device != "cpu" and not isinstance(model, Weights | Served):
         model = model.to(member.device)  # what an algorithm adds to its network is made on the CPU
-    scale = targets.scale_of(run, member, private)
-    return model if scale is None else targets.folded(model, scale, task.split)
+    return model if task.scale is None else targets.folded(model, task.scale, task.split)
 
 
 def unpruned(run: Run) -> Served:
@@ -358,6 +358,7 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, priv
         val=targets.scaled(member.val, scale),
         unlabelled=member.unlabelled,
         goal=run.task,
+        scale=scale,
         recipe=plan_compat.recipe_under(run.recipe, member.plan),
         classes=run.spec.classes,
         seed=run.seed,

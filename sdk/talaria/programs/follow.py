@@ -5,8 +5,9 @@ A small network's step is mostly the cost of its call. The operators, and so the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 
@@ -25,9 +26,13 @@ def followed(graph: Graph) -> Graph:
     inside, outside = ([replace(port, name=names[port.name]) for port in some] for some in ((*carried, y), after))
     # Scan hands on the memory of a batch itself, wherever that begins, and sums differ by that: a copy begins as ever
     own = Node("Gather", (x.name, number.name), (names[x.name],), (("axis", 0),))
-    nodes = [renamed(node, names) for node in read_of(graph.nodes, [port.name for port in after])]
-    body = Graph((*inside, number), tuple(outside), (own, *nodes), graph.constants)
+    still = {"", *graph.constants, *given} - {*(port.name for port in carried), "x", "y"}
+    once, nodes = _once(read_of(graph.nodes, [port.name for port in after]), still)
+    each = (own, *(renamed(node, names) for node in nodes))
+    body = Graph((*inside, number), tuple(outside), each, _read(graph.constants, nodes))
+    apart = {name: f"once/{name}" for name in _read(graph.constants, once)}  # no name may stand in both graphs
     many = (
+        *(renamed(node, apart) for node in once),
         Node("Shape", (y.name,), ("steps",), (("end", 1), ("start", 0))),
         Node("Squeeze", ("steps",), ("many",)),
         Node("Range", ("zero", "many", "one"), ("numbers",)),
@@ -39,25 +44,42 @@ def followed(graph: Graph) -> Graph:
         (("body", body), ("num_scan_inputs", 2)),
     )
     inputs = [replace(port, shape=("K", *port.shape)) if port in (x, y) else port for port in graph.inputs]
-    constants = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
+    numbers = {"zero": np.array(0, np.int64), "one": np.array(1, np.int64)}
+    constants = numbers | {apart[name]: graph.constants[name] for name in apart}
     return Graph(tuple(inputs), tuple(after), (*many, scan), constants)
+
+
+def _read(constants: Mapping[str, Array], nodes: Sequence[Node]) -> dict[str, Array]:
+    """Those of ``constants`` that some of ``nodes`` read."""
+    names = {name for node in nodes for name in node.inputs}
+    return {name: value for name, value in constants.items() if name in names}
+
+
+def _once(nodes: Sequence[Node], still: Collection[str]) -> tuple[list[Node], list[Node]]:
+    """The operators that give the same in every step, as those of ``x`` (K, N, ...), and the others: what follows from
+    ``still`` values and from the size of a batch."""
+    once, each, known = list[Node](), list[Node](), set(still)
+    for node in nodes:
+        if node.kind == "Shape" and node.inputs == ("x",) and node.get("end", 0) > node.get("start", 0) >= 0:
+            behind = ("end", node.get("end") + 1), ("start", node.get("start", 0) + 1)
+            once.append(replace(node, attributes=behind))
+        elif known.issuperset(node.inputs):
+            once.append(node)
+        else:
+            each.append(node)
+            continue
+        known.update(node.outputs)
+    return once, each
 
 
 def in_runs(batches: Iterable[Array], most: int) -> Iterator[Array]:
     """Batches of rows (N,) as runs (K, N) of equally many rows, in their order and of at most ``most`` rows, or one
-    batch. K is a power of two, so that trainings of any length have few shapes."""
-    waiting = list[Array]()
-    for rows in batches:
-        if waiting and (len(waiting[0]) != len(rows) or (len(waiting) + 1) * len(rows) > most):
-            yield from _powers(waiting)
-            waiting = []
-        waiting.append(rows)
-    yield from _powers(waiting)
-
-
-def _powers(batches: list[Array]) -> Iterator[Array]:
-    start = 0
-    while left := len(batches) - start:
-        many = 1 << left.bit_length() - 1
-        yield np.stack(batches[start : start + many])
-        start += many
+    batch. K has three binary figures and zeros behind them, so that trainings of any length have few shapes."""
+    for count, alike in groupby(batches, len):
+        left, at_once = list(alike), max(1, most // count)
+        while left:
+            many = min(len(left), at_once)
+            zeros = max(0, many.bit_length() - 3)
+            many = many >> zeros << zeros
+            yield np.concatenate(left[:many]).reshape(many, -1)  # sooner than np.stack
+            left = left[many:]

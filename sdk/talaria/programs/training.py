@@ -10,7 +10,7 @@ from talaria.programs.follow import in_runs
 from talaria.programs.program import Arrays, Program
 from talaria.tensors import Array
 
-_KEPT = 12
+_KEPT = 32
 """Shapes of batches whose buffers are kept: an epoch has two, its last batch being smaller, and each number of steps at
 once has its own."""
 _ROOM = 1 << 20
@@ -35,13 +35,16 @@ class Training:
         """Begin at ``weights`` and ``momentum``; these and ``anchor`` and ``pull`` are as :meth:`Program.step` takes
         them. Where shapes are equal, :meth:`begin` is the same again in the same buffers."""
         self.program = program
-        self._anchor, self._pull = anchor, pull
-        given = {"weight": weights, "momentum": momentum}
+        given = {"weight": weights, "momentum": momentum, "anchor": anchor or {}}
         self._state = {
-            f"{kind}/{name}": np.array(value, order="C") for kind, one in given.items() for name, value in one.items()
+            kind: {name: np.array(value, order="C") for name, value in one.items()} for kind, one in given.items()
         }
-        changing = [port.name.removeprefix("next/") for port in program.graph.outputs if port.name != "loss"]
-        self._other = {name: np.empty_like(self._state[name]) for name in changing if name in self._state}
+        after = {port.name for port in program.graph.outputs}
+        self._other = {
+            kind: {name: np.empty_like(value) for name, value in one.items() if f"next/{kind}/{name}" in after}
+            for kind, one in self._state.items()
+        }
+        self._pull = np.array(pull, np.float32)
         self._turn = 0
         self._loss = np.zeros((), np.float32)
         self._batches: dict[object, tuple[Arrays, list[Callable[[], None]]]] = {}
@@ -54,29 +57,23 @@ class Training:
         pull: float = 0.0,
     ) -> None:
         """Another training of the same program, at weights of the same names and shapes, from rest."""
-        self._anchor, self._pull, self._turn = anchor, pull, 0
-        for port, value in self._state.items():
-            kind, _, name = port.partition("/")
-            if kind == "weight":
-                np.copyto(value, weights[name])
-            else:
-                value.fill(0)
-        for buffers, _ in self._batches.values():
-            for name, value in (anchor or {}).items():
-                if (port := f"anchor/{name}") in buffers:
-                    np.copyto(buffers[port], value)
-            if "pull" in buffers:
-                buffers["pull"][()] = pull
+        self._turn = 0
+        self._pull[()] = pull
+        for given, own in ((weights, self._state["weight"]), (anchor or {}, self._state["anchor"])):
+            for name, value in own.items():
+                np.copyto(value, given[name])
+        for value in self._state["momentum"].values():
+            value.fill(0)
 
     @property
     def weights(self) -> Arrays:
         """A copy of the whole state by state-dict key, as it is now."""
-        return self._now("weight/")
+        return self._now("weight")
 
     @property
     def momentum(self) -> Arrays:
         """A copy of the momenta, as they are now."""
-        return self._now("momentum/")
+        return self._now("momentum")
 
     def step(self, x: Array, y: Array, *, lr: float, draws: Mapping[str, Array] | None = None) -> float:
         """One step; the mean loss of the batch before it. Arguments and errors are those of :meth:`Program.step`."""
@@ -103,18 +100,13 @@ class Training:
         :meth:`step`; all labels must be classes, and all tokens known, before the first one."""
         self.program.labels(y)
         self.program.lookups.require_known(x)
-        many = self.program.small
-        bound: dict[tuple[int, ...], tuple[Arrays, list[Callable[[], None]]]] = {}
+        many, form = self.program.small, (x.shape[1:], x.dtype, y.shape[1:], y.dtype)
         for run in in_runs(batches, _ROOM // max(1, x[:1].nbytes) if many else 1):
             rows = run if many else run[0]
-            if rows.shape not in bound:
-                given = x.take(run[0], 0), y.take(run[0], 0)
-                shapes = rows.shape, _shapes(*given, None)
-                if shapes not in self._batches:
-                    self._bind(shapes, *given, lr, None, steps=len(run) if many else None)
-                bound[rows.shape] = self._batches[shapes]
-                bound[rows.shape][0]["lr"][()] = lr
-            buffers, calls = bound[rows.shape]
+            if (shapes := (rows.shape, form)) not in self._batches:
+                self._bind(shapes, x.take(run[0], 0), y.take(run[0], 0), lr, None, steps=len(run) if many else None)
+            buffers, calls = self._batches[shapes]
+            buffers["lr"][()] = lr
             x.take(rows, 0, buffers["x"], "clip")  # other modes copy what they give
             y.take(rows, 0, buffers["y"], "clip")
             calls[self._turn]()
@@ -130,26 +122,29 @@ class Training:
         steps: int | None = None,
     ) -> None:
         """Buffers and calls of a step on batches like ``x`` and ``y``, or of so many ``steps`` at once."""
-        state = self._now("weight/"), self._now("momentum/")
-        feed = self.program.feed(*state, x, y, lr, draws, self._anchor, self._pull)
-        buffers = {name: np.array(value, order="C") for name, value in feed.items() if name not in self._state}
+        feed = self.program.feed(self.weights, self.momentum, x, y, lr, draws, self._state["anchor"], float(self._pull))
+        held, other = _by_port(self._state) | {"pull": self._pull}, _by_port(self._other)
+        buffers = {name: np.array(value, order="C") for name, value in feed.items() if name not in held}
         loss = {"loss": self._loss} if steps is None else {}
         session = self.program.session if steps is None else self.program.steps
         if steps is not None:
             buffers |= {name: np.empty((steps, *buffers[name].shape), buffers[name].dtype) for name in ("x", "y")}
-        sets = [{**self._state, **self._other}, self._state]
         calls = []
-        for read, written in ((sets[1], sets[0]), (sets[0], sets[1])):
+        for read, written in ((held, other), ({**held, **other}, held)):
             inputs = {name: buffers[name] if name in buffers else read[name] for name in feed}
-            outputs = {f"next/{name}": written[name] for name in self._other}
+            outputs = {f"next/{name}": written[name] for name in other}
             calls.append(session.bound(inputs, {**loss, **outputs}))
         if len(self._batches) == _KEPT:
             self._batches.clear()
         self._batches[shapes] = buffers, calls
 
-    def _now(self, prefix: str) -> Arrays:
-        found = {**self._state, **(self._other if self._turn else {})}
-        return {name.removeprefix(prefix): v.copy() for name, v in found.items() if name.startswith(prefix)}
+    def _now(self, kind: str) -> Arrays:
+        other = self._other[kind] if self._turn else {}
+        return {name: other.get(name, value).copy() for name, value in self._state[kind].items()}
+
+
+def _by_port(state: Mapping[str, Arrays]) -> Arrays:
+    return {f"{kind}/{name}": value for kind, one in state.items() for name, value in one.items()}
 
 
 def _shapes(x: Array, y: Array, draws: Mapping[str, Array] | None) -> object:

@@ -14,6 +14,7 @@ from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.planning.plan import Plan
 from talaria.seeds import Draws
+from talaria.tasks.base import Scale
 from talaria.tensors import Array, Tensors
 from talaria.training.objectives import Curved, Objective, Pull
 from talaria.types import Recipe, Samples
@@ -43,6 +44,8 @@ class Task:
     """Who trains; None for torch."""
     goal: str = "classification"
     """What is learned, a text for :func:`talaria.tasks.of`."""
+    scale: Scale | None = field(default=None, repr=False)
+    """What the targets of ``train`` and ``val`` were scaled by."""
     newcomer: bool = False
     """True where this device has learned nothing in this run yet: in its first ``fit``, and where it is served without
     ever having taken part."""

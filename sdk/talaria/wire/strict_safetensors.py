@@ -14,6 +14,7 @@ import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -69,26 +70,33 @@ class Entry:
 def pack(tensors: Tensors, meta: Mapping[str, str] | None = None) -> bytes:
     """The arrays (of any stride) and ``meta`` as bytes. Raises :class:`ConfigError` for a dtype or name
     that the layout cannot hold."""
-    header: dict[str, Any] = {"__metadata__": dict(sorted(meta.items()))} if meta else {}
-    parts: list[memoryview] = []
-    offset = 0
-    for name in sorted(tensors, key=lambda n: (-tensors[n].dtype.itemsize, n)):
-        value = tensors[name]
-        if value.dtype not in NAMES or name == "__metadata__" or not 0 < len(name) <= MAX_NAME:
-            raise ConfigError(f"tensor {name[:80]!r} of {value.dtype} cannot be stored; use one of {', '.join(DTYPES)}")
-        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        header[name] = {
-            "dtype": NAMES[value.dtype],
-            "shape": list(value.shape),
-            "data_offsets": [offset, offset + raw.nbytes],
-        }
-        parts.append(raw.data)
-        offset += raw.nbytes
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    names = sorted(tensors, key=lambda n: (-tensors[n].dtype.itemsize, n))
+    entries = _entries(tuple((name, tensors[name].dtype, tensors[name].shape) for name in names))
+    about = [f'"__metadata__":{_text(dict(sorted(meta.items())))}'] if meta else []
+    text = f"{{{','.join([*about, *entries])}}}".encode()
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER:
         raise ConfigError(f"{len(tensors)} tensors need a header of {len(text)} bytes; at most {MAX_HEADER}")
-    return b"".join((struct.pack("<Q", len(text)), text, *parts))
+    values = (np.ascontiguousarray(tensors[name]).data for name in names)
+    return b"".join((struct.pack("<Q", len(text)), text, *values))
+
+
+@lru_cache(maxsize=8)
+def _entries(specs: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> tuple[str, ...]:
+    """What a header says of tensors that lie behind each other. Kept, as a fleet's updates are of few forms."""
+    found, offset = list[str](), 0
+    for name, dtype, shape in specs:
+        if dtype not in NAMES or name == "__metadata__" or not 0 < len(name) <= MAX_NAME:
+            raise ConfigError(f"tensor {name[:80]!r} of {dtype} cannot be stored; use one of {', '.join(DTYPES)}")
+        end = offset + math.prod(shape) * dtype.itemsize
+        about = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        found.append(f"{_text(name)}:{_text(about)}")
+        offset = end
+    return tuple(found)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def entries_of(tensors: Tensors) -> dict[str, Entry]:

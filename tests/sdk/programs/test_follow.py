@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from talaria.model import zoo
 from talaria.model.state import state_of
 from talaria.programs.build import build
-from talaria.programs.follow import in_runs
+from talaria.programs.follow import followed, in_runs
 from talaria.programs.making import Maker
 from talaria.programs.program import Program
 from talaria.programs.training import Training
@@ -24,13 +25,27 @@ def test_runs_hold_all_batches_in_their_order(sizes, most):
     runs = list(in_runs(batches, most))
     assert [rows.tolist() for run in runs for rows in run] == [rows.tolist() for rows in batches]
     for run in runs:
-        assert len(run) & len(run) - 1 == 0
+        assert len(run) >> max(0, len(run).bit_length() - 3) << max(0, len(run).bit_length() - 3) == len(run)
         assert len(run) == 1 or run.size <= most
 
 
 def test_a_training_of_any_length_has_few_shapes():
     rows = np.arange(3)
-    assert {len(run) for many in range(200) for run in in_runs([rows] * many, 96)} == {1, 2, 4, 8, 16, 32}
+    few = {*range(1, 8), *range(8, 16, 2), *range(16, 32, 4), 32}
+    assert {len(run) for many in range(200) for run in in_runs([rows] * many, 96)} == few
+    assert max(len([*in_runs([rows] * many, 1 << 9)]) for many in range(128)) == 3
+
+
+@pytest.mark.parametrize("name", ["mlp", "sequence"])
+def test_what_no_step_changes_is_worked_out_once(program_of, name):
+    many = followed(Program(program_of(name)).graph).nodes
+    body = next(node for node in many if node.kind == "Scan").get("body")
+    assert {"Shape", "Cast", "Div", "Expand"} <= {node.kind for node in many}  # the rate over the size of a batch
+    assert not any(node.kind == "Shape" and node.inputs == ("step/x",) for node in body.nodes)
+    changing = {port.name for port in body.inputs}
+    for node in body.nodes:
+        assert changing.intersection(node.inputs)
+        changing.update(node.outputs)
 
 
 def test_many_steps_are_taken_where_a_call_is_a_good_part_of_one(program_of):
