@@ -35,7 +35,7 @@ from talaria.programs import onnx_file
 from talaria.programs.session import Session, runtime
 from talaria.programs.shapes import Value, measure
 
-VERSION = 1
+VERSION = 2
 """Of how a device plans; plans of another one are made anew."""
 BLOCK = 8
 """Channels that widths are whole multiples of, as a profile has it where it is not measured."""
@@ -68,7 +68,8 @@ def plan(run: Run, kit: Kit, budget: Budget, cost: Cost | None = None) -> Plan:
     if cost is None and budget.limits_latency:
         cost = measured(run, kit)
     search = _Search(run, kit, parts, budget, cost)
-    cuts, sizes = width_schedule.evenly(parts, BLOCK), parts.layout.sizes
+    sizes, fixed = parts.layout.sizes, _fixed(kit)
+    cuts = [{**cut, **fixed} for cut in width_schedule.evenly(parts, BLOCK)]
     codecs = CODECS if run.codec != "raw" else CODECS[:1]
     firsts = [(search.first(cuts, codec), place) for place, codec in enumerate(codecs)]
     fits = [(at, place) for at, place in firsts if at is not None]
@@ -89,6 +90,14 @@ def plan(run: Run, kit: Kit, budget: Budget, cost: Cost | None = None) -> Plan:
         model=run.spec.to_json(),
         predicted=figures.told(halved=halved),
     )
+
+
+def _fixed(kit: Kit) -> dict[str, int]:
+    """The groups that no program of the kit narrows, and their sizes: around a convolution of several groups."""
+    ports, sizes = kit.source.forward().graph.inputs, kit.layout.sizes
+    axes = (zip(kit.layout.axes.get(port.name.removeprefix("weight/"), ()), port.shape, strict=False) for port in ports)
+    whole = (axis for each in axes for axis, size in each if isinstance(size, int))
+    return {group: sizes[group] for axis in whole for group, _ in axis}
 
 
 def kept(path: Path, run: Run, kit: Kit, budget: Budget) -> Plan:
@@ -250,7 +259,7 @@ class _Search:
             nearest["latency_ratio"] = 1.0
         said = "; ".join(f"{n}={limits[n]:g} is impossible, nearest possible {n}={v:g}" for n, v in nearest.items())
         return BudgetError(
-            f"budget: {said} ({self.run.spec.name} with one block of {BLOCK} channels in every group); allow that in "
-            "[budget] of device.toml, or leave it out",
+            f"budget: {said} ({self.run.spec.name} with one block of {BLOCK} channels in every group that its programs "
+            "narrow); allow that in [budget] of device.toml, or leave it out",
             replace(self.budget, **nearest),
         )

@@ -44,7 +44,7 @@ class Classification:
                 f"{where} labels are {y.dtype} {y.shape}, need int64 (N,), one class for each; name the task "
                 "(regression, multilabel, per_step) where they are something else"
             )
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < outputs:
+        if len(y) and int(y.view(np.uint64).max()) >= outputs:  # a negative label is a large one there
             raise DataError(
                 f"{where} labels span {int(y.min())}..{int(y.max())}, need 0..{outputs - 1}; map them first"
             )

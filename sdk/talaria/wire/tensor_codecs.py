@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,15 @@ class Codec:
     @classmethod
     def parse(cls, text: str) -> Codec:
         """``raw``, ``fp16``, ``bf16``, ``int8``, ``topk`` or ``topk:0.05``."""
-        found = _CODEC.fullmatch(text)
-        if found is None or (found[2] and (found[1] != "topk" or float(found[2]) == 0)):
-            raise ConfigError(f"codec={shown(text)} is unknown; use raw, fp16, bf16, int8, topk or topk:0.05")
-        return cls(found[1], float(found[2] or 0.01))
+        return _parsed(text)
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str) -> Codec:
+    found = _CODEC.fullmatch(text)
+    if found is None or (found[2] and (found[1] != "topk" or float(found[2]) == 0)):
+        raise ConfigError(f"codec={shown(text)} is unknown; use raw, fp16, bf16, int8, topk or topk:0.05")
+    return Codec(found[1], float(found[2] or 0.01))
 
 
 @dataclass(frozen=True)

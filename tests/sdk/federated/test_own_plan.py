@@ -8,19 +8,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from torch import nn
 from torchless import TORCHLESS
 
 from talaria.errors import BudgetError, ConfigError, StateError
 from talaria.federated import kit as kits
 from talaria.federated import own_plan, plan_compat, rounds
 from talaria.federated.make_kit import kit_of
-from talaria.federated.run import Run
+from talaria.federated.run import Member, Run
+from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.planning import estimates, layer_stats
 from talaria.planning.anatomy import FEATURES
 from talaria.planning.budget import Budget
 from talaria.planning.cost import Cost
-from talaria.types import Recipe
+from talaria.types import Recipe, Samples
 from talaria.wire import strict_safetensors
 
 RUN = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=2, recipe=Recipe(batch=8), codec="fp16")
@@ -79,6 +81,32 @@ def test_a_budget_that_nothing_keeps_is_refused_with_the_nearest(kit, cost):
         own_plan.plan(RUN, kit, Budget(latency_ratio=0.01, upload_mb=0.0001), cost)
     made = own_plan.plan(RUN, kit, refused.value.nearest, cost)
     assert set(whole(kit, made).values()) == {own_plan.BLOCK}
+
+
+class Grouped(nn.Module):
+    """Its middle convolution has several groups, which no program narrows, nor what it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle = nn.Conv1d(6, 32, 3, padding=1), nn.Conv1d(32, 32, 3, padding=1, groups=2)
+        self.last, self.head = nn.Conv1d(32, 32, 3), nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.head(self.last(self.middle(self.first(x).relu()).relu()).relu().mean(2))
+
+
+def test_a_device_learns_under_the_plan_that_it_made_of_a_model_with_groups():
+    run = replace(RUN, spec=zoo.keep(Grouped(), (6, 32), 3))
+    kit = kits.decode(kits.encode(kit_of(run)))
+    made = own_plan.plan(run, kit, Budget(upload_mb=0.0066))
+    assert [*made.widths] == ["last"]
+    draws = np.random.default_rng(0)
+    samples = Samples(draws.standard_normal((24, 6, 32), np.float32), draws.integers(0, 3, 24))
+    shared, _ = rounds.start(run)
+    rounds.equip(run, kit)
+    member = Member("anna", samples, samples, plan=made, engine="onnx")
+    update, _ = rounds.participate(run, member, shared, None, 1)
+    assert update.tensors["last.weight"].shape == (made.widths["last"], 32, 3)
 
 
 def test_a_limit_that_only_torch_can_work_out_is_refused_by_name(kit):
