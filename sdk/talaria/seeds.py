@@ -77,7 +77,7 @@ class Draws:
 
     def order(self, count: int) -> Numbers:
         """A random order of 0..count-1, int64: that of as many words, the earlier first between equal ones."""
-        return np.argsort(self.words(count), kind="stable")
+        return self.words(count).argsort(kind="stable")
 
     def normal(self, *shape: int) -> Numbers:
         """Standard normal numbers, float64 (Box and Muller, 1958): of n uniform u and n uniform v, where n is half of

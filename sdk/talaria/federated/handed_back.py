@@ -18,14 +18,15 @@ from talaria.types import Update
 
 def fitted(algorithm: str, found: object) -> tuple[Update, Tensors]:
     """The update and the private state that ``fit`` gave. Raises :class:`ConfigError` for anything else."""
-    what = f"algorithm {shown(algorithm)}: fit gave"
     update, private = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
     if not isinstance(update, Update) or not isinstance(private, dict):
-        raise ConfigError(f"{what} {_kind(found)}; it must give an update and a dict of private arrays")
+        what = f"algorithm {shown(algorithm)}: fit gave {_kind(found)}"
+        raise ConfigError(f"{what}; it must give an update and a dict of private arrays")
     private = arrays(private)
     for name, value in private.items():
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-            raise ConfigError(f"{what} {_kind(value)} as private {name!r}; make it a numpy array of numbers")
+            what = f"algorithm {shown(algorithm)}: fit gave {_kind(value)} as private {name!r}"
+            raise ConfigError(f"{what}; make it a numpy array of numbers")
     return update, private
 
 

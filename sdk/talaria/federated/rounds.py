@@ -372,12 +372,12 @@ def task_of(run: Run, member: Member, round: int, mask: ChannelMask | None, priv
 
 def _scratch(run: Run, mask: ChannelMask | None, member: Member) -> Module:
     """A module of a task's own; programs only read theirs, so that the whole model is one for all."""
+    if mask is None and member.engine == "onnx":
+        return template(run.spec)
     from talaria.model import pruning
     from talaria.model.cloning import clone
     from talaria.training.loop import in_fast_layout
 
-    if mask is None and member.engine == "onnx":
-        return template(run.spec)
     whole = _tried(run.spec)
     return in_fast_layout((clone(whole) if mask is None else pruning.compact(whole, mask)).to(member.device))
 

@@ -52,6 +52,7 @@ MASK = "mask|"
 _PLANES_OF_ITS_NAME = frozenset(f"mask{suffix}" for suffix in (*SUFFIXES[1:], "|s", "|v"))
 """Planes of a tensor that is called ``mask``, which look like bitmaps of layers of one letter."""
 _META = "talaria"
+_text = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST = sys.float_info.max
 _BLOCK = 1 << 14
@@ -142,7 +143,7 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
                 f"{min(alike)!r}; give the layer or the tensor another name"
             )
         planes |= bitmaps
-    meta = {_META: json.dumps(_facts(update), separators=(",", ":"), sort_keys=True, allow_nan=False)}
+    meta = {_META: _text(_facts(update))}
     data = strict_safetensors.pack(planes, meta)
     return squeeze(data) if compress else data
 

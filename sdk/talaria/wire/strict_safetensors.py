@@ -95,8 +95,7 @@ def _entries(specs: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]) -> t
     return tuple(found)
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_text = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def entries_of(tensors: Tensors) -> dict[str, Entry]:
