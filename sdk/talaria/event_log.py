@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -13,20 +14,23 @@ _WIDEST = 100
 
 @dataclass(frozen=True)
 class EventLog:
-    """Writes events to ``stream`` and flushes each. An event is a dict with ``at`` (unix seconds) and ``event``.
+    """Writes events to ``stream`` (None where the program has none) and flushes each. An event is a dict with ``at``
+    (unix seconds) and ``event``.
 
     >>> import sys
     >>> EventLog(sys.stdout, as_json=True)({"at": 0.0, "event": "round", "round": 3})
     {"at": 0.0, "event": "round", "round": 3}
     """
 
-    stream: TextIO
+    stream: TextIO | None
     as_json: bool = False
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         line = json.dumps(dict(event)) if self.as_json else self._line(event)
-        self.stream.write(line + "\n")
-        self.stream.flush()
+        if self.stream is not None:
+            with suppress(OSError):  # a disk that is full, or a reader that is gone, takes the log and not the program
+                self.stream.write(line + "\n")
+                self.stream.flush()
 
     @staticmethod
     def _line(event: Mapping[str, Any]) -> str:

@@ -4,6 +4,8 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 
@@ -178,6 +180,37 @@ def test_who_is_told_to_end_says_so_and_has_not_failed(fleet, a_run, asked):
         assert program.end() == 0
         assert program.events[-1]["event"] == "stopped"
         assert "Traceback" not in program.errors
+
+
+@pytest.mark.parametrize("log", [">/dev/full", ">&-"])
+def test_a_log_that_nobody_can_write_takes_no_program_along(fleet, a_run, log):
+    """As of a disk that is full, or of a terminal that is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    one = fleet(a_run("fedavg", rounds=2), devices=("anna", "bela"), port=port)
+    files = [one.device_config(device, f"mqtt://127.0.0.1:{port}") for device in one.devices]
+    told = ["sh", "-c", f'exec "$@" {log}', "sh", sys.executable, "-m", "talaria"]
+    programs = [
+        subprocess.Popen([*told, *map(str, words)], stderr=subprocess.PIPE, text=True)
+        for words in (["coordinator", "serve", one.config], ["edge", "run", *files])
+    ]
+    try:
+        for program in programs:
+            _, errors = program.communicate(timeout=90)
+            assert (program.returncode, "Traceback" in errors) == (0, False), errors
+    finally:
+        for program in programs:
+            program.kill()
+    assert tensors.equal(one.shared(), one.simulated().shared)
+
+
+def test_what_a_full_disk_does_not_take_of_a_command_is_told_without_a_traceback(tmp_path):
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "talaria", "algorithms", "--json"]
+        done = subprocess.run(words, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=90)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_who_is_started_by_nohup_goes_on_without_its_terminal(monkeypatch):

@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from talaria import malloc
@@ -33,8 +34,9 @@ def run(configs: Sequence[Path], *, as_json: bool = False, threads: int = 0, ins
     for name, error in failed.items():
         sys.stderr.write(f"talaria: {name}: {error}\n")
     if any("stopped" in result for result in found.values()):
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with suppress(OSError):  # as where events are told
+                stream.flush()
         os._exit(1 if failed else 0)  # nobody waits for a training, or a source of samples that gives none
     return 1 if failed else 0
 

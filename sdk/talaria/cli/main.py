@@ -6,6 +6,7 @@ What runs for months on a small device does not carry what reads command lines f
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import re
 import sys
@@ -121,6 +122,10 @@ def main() -> None:
         if error.filename is None:
             raise
         _fail(f"{error.filename}: {error.strerror}; give its rights to this user, or run this as the user whose it is")
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _fail(f"{error.filename or 'a file, or the output'}: {error.strerror}; free some, and try again")
     except KeyboardInterrupt:
         sys.exit(130)
 
