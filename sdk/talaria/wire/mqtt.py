@@ -30,7 +30,7 @@ from talaria.wire.mqtt_asyncio import Pump
 from talaria.wire.post import Post
 from talaria.wire.rights import Rights
 from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, NotTaken, Transport, Will
-from talaria.wire.validity import validities
+from talaria.wire.validity import troubles
 
 __all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "NotTaken", "Tls", "Transport", "Will"]
 
@@ -155,9 +155,9 @@ class Mqtt:
         how = ("TLS over " if self.address.tls else "") + ("WebSocket" if self.address.websocket else "TCP")
         if "uthori" in reason or "password" in reason or "redentials" in reason:
             return f"the broker at {self.address} refused {self._name!r}: {reason}; check its user name and password"
-        dates = [v.trouble(time.time()) for v in validities(self._tls)] if self.address.tls else []
-        if any(dates):
-            return f"cannot use the MQTT broker at {self.address}: {reason}. {'; '.join(filter(None, dates))}"
+        dates = troubles(self._tls, reason, time.time()) if self.address.tls else []
+        if dates:
+            return f"cannot use the MQTT broker at {self.address}: {reason}. {'; '.join(dates)}"
         own, safe = ("ws", "wss") if self.address.websocket else ("mqtt", "mqtts")
         if "VERIFY_FAILED" in reason:
             ours, more = "this one's", "join the fleet of that broker"

@@ -65,6 +65,15 @@ def validity_of(path: Path) -> list[Validity]:
     return [Validity(f"the certificate {path}", begins.timestamp(), ends.timestamp())]
 
 
+def troubles(tls: Tls, reason: str, now: float) -> list[str]:
+    """What dates have to do with a link that was refused for ``reason``, those of the other side's certificate too."""
+    found = [trouble for own in validities(tls) if (trouble := own.trouble(now))]
+    if not found and ("certificate has expired" in reason or "certificate is not yet valid" in reason):
+        renew = "whoever runs the broker renews its certificate, in a fleet with keys by `talaria fleet rotate`"
+        found.append(f"This machine's clock says {day_of(now)}: where that is wrong, set it; else {renew}")
+    return found
+
+
 def warnings(validities: Iterable[Validity], now: float) -> list[str]:
     """What there is to say at ``now``."""
     return [warning for found in validities if (warning := found.warning(now))]

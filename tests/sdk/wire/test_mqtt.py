@@ -478,11 +478,12 @@ def test_a_topic_that_the_broker_forbids_is_told_once_and_the_link_stays(make_mo
     asyncio.run(story())
 
 
-def certificates(folder, client: bool = False, ended: bool = False) -> tuple[Tls, str]:
-    """A CA, a server certificate for 127.0.0.1, perhaps one of a client (that has ended), and Mosquitto's lines."""
+def certificates(folder, client: bool = False, ended: bool = False, holds=(-2, 1)) -> tuple[Tls, str]:
+    """A CA, a server certificate for 127.0.0.1 that ``holds`` within these days, perhaps one of a client (that has
+    ended), and Mosquitto's lines."""
     now = datetime.datetime.now(datetime.UTC)
 
-    def make(name: str, issuer_key=None, issuer=None, until=1):
+    def make(name: str, issuer_key=None, issuer=None, since=-2, until=1):
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = x509.KeyUsage(True, False, False, False, False, issuer is None, issuer is None, False, False)
@@ -492,7 +493,7 @@ def certificates(folder, client: bool = False, ended: bool = False) -> tuple[Tls
             .issuer_name(issuer or subject)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=2))
+            .not_valid_before(now + datetime.timedelta(days=since))
             .not_valid_after(now + datetime.timedelta(days=until))
             .add_extension(x509.BasicConstraints(issuer is None, None), critical=True)
             .add_extension(usage, critical=True)
@@ -514,7 +515,7 @@ def certificates(folder, client: bool = False, ended: bool = False) -> tuple[Tls
         return path
 
     ca_key, ca, ca_name = make("test ca")
-    key, cert, _ = make("127.0.0.1", ca_key, ca_name)
+    key, cert, _ = make("127.0.0.1", ca_key, ca_name, *holds)
     pem, pkcs8, plain = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ca_path = write("ca.pem", ca.public_bytes(pem))
     cert_path = write("cert.pem", cert.public_bytes(pem))
@@ -549,6 +550,19 @@ def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto,
 
     asyncio.run(story())
     with warnings.catch_warnings():  # paho leaves the socket of a failed handshake to the garbage collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.mark.parametrize("holds", [(-2, -1), (1, 2)])
+def test_a_brokers_certificate_that_does_not_hold_today_is_told_with_the_clock(make_mosquitto, tmp_path, holds):
+    """It was said to be of another authority or name, and to correct the URL."""
+    tls, lines = certificates(tmp_path, holds=holds)
+    broker = make_mosquitto(lines, "mqtts")
+    link = Mqtt(broker.url, "dev", ("t",), tls=tls, **FAST)
+    with pytest.raises(TransportError, match=r"^(?!.*another authority).*clock says \d{4}-.*`talaria fleet rotate`"):
+        asyncio.run(link.start())
+    with warnings.catch_warnings():  # as above
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
