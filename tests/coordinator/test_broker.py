@@ -150,6 +150,28 @@ def test_a_killed_mosquitto_is_started_again_where_it_was(tmp_path):
     assert gone(second)
 
 
+def test_a_client_that_leaves_with_a_message_on_its_way_does_not_cost_what_the_broker_kept(tmp_path):
+    """Mosquitto before 2.0.22 calls that out of memory, and the next time that it ended it was made to forget."""
+    with open_broker("mosquitto", state=tmp_path) as found:
+        publish(found.url, "a/b", b"kept")
+        host, port = found.url.removeprefix("mqtt://").split(":")
+        connect = b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x01t"
+        for _ in range(10):
+            with socket.create_connection((host, int(port)), timeout=5) as link:
+                link.sendall(connect + b"\x82\x09\x00\x01\x00\x00\x03a/b\x01")
+                heard = b""
+                while b"kept" not in heard:
+                    heard += link.recv(64)
+                link.sendall(b"\x32\x0a\x00\x03a/b\x00\x07\x00xx\xe0\x00")  # says one more, and is gone
+        first = found.pid
+        os.kill(first, signal.SIGTERM)
+        end = time.monotonic() + 10
+        while (found.pid == first or not answers(found.url)) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert retained(found.url, "a/b") == b"kept"
+        assert "is started again" in " ".join(found.tend(False))
+
+
 def answers(url):
     try:
         return speaks_mqtt(url)

@@ -19,7 +19,8 @@ STOP_SECONDS = 5.0
 AGAIN_S = (0.2, 30.0)
 """The pause before a broker that died is started again; it doubles while it keeps dying at once."""
 FULL = re.compile(rb"^.*out of memory.*$", re.IGNORECASE | re.MULTILINE)
-"""What Mosquitto writes at its memory limit; it then goes on, and disconnects whoever needs a byte more."""
+"""What Mosquitto writes at its memory limit; it then goes on, and disconnects whoever needs a byte more. Before 2.0.22
+it writes the same of who is gone while it is being answered, so it counts only where our own link fails as well."""
 WHO = re.compile(rb"Client (\S+) ")
 READ = 2**20
 """Bytes of the log, at its end, that are looked at."""
@@ -64,6 +65,7 @@ class Keeper:
         self._command, self._log, self._answers, self._account = tuple(command), log, answers, account
         self._forget = forget
         self._news: list[str] = []
+        self._filled = ""  # why tend() ended this child
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
         self.child = self._spawn()
@@ -93,7 +95,8 @@ class Keeper:
     def tend(self, failing: bool) -> list[str]:
         """What befell the broker since this was asked last. Where our link to it is ``failing`` and it is out of
         memory, it is ended, and starts anew without what it kept."""
-        if failing and self.child.poll() is None and self._full():
+        if failing and self.child.poll() is None and (full := self._full()):
+            self._filled = full
             self.child.kill()  # on SIGTERM it would save what fills it
         news, self._news = self._news, []
         return news
@@ -144,7 +147,7 @@ class Keeper:
             status = self.child.wait()
             if self._leaving.wait(wait):
                 return
-            full = self._full()
+            full, self._filled = self._filled, ""
             forgot = (full or not served) and self._forget()
             if full:
                 self._tell(f"{full}; it begins anew, without what it kept. Its log is {self._log}")
