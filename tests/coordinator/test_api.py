@@ -440,6 +440,17 @@ def figures(metrics):
     }
 
 
+def test_when_a_round_was_last_committed_is_told_however_many_fail_since(store, views, tmp_path):
+    """An alert that looks for the time since then was silent once twenty attempts had failed."""
+    committed = ("talaria_last_commit_timestamp_seconds", ())
+    before, number = figures(Metrics("watch", views, tmp_path))[committed], 3
+    for _ in range(20):
+        store.attempts.fail("watch", number, "0 of at least 2 updates came")
+        number = store.attempts.open("watch", 2, list(KEPT), C).attempt
+    found = figures(Metrics("watch", views, tmp_path))
+    assert (found[committed], found["talaria_round_state", ("open",)]) == (before, 1)
+
+
 def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
     metrics = Metrics("watch", views, tmp_path)
     (tmp_path / "uploads").mkdir()
@@ -462,6 +473,8 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
     metrics.observe(e.ChunksCame(0.0, "anna", "0123456789abcdef", frozenset({1, 2}), 1000))
     metrics.observe(a.SendChunks("watch", "", "x", 1, 0, cut, (0, 1, 2), "m"))
     metrics.observe(a.SendChunks("watch", "anna", "x", 1, 0, cut, (1,), "dn"))
+    for device in ("anna", "bela", "bela"):  # a part of the model, or a kit, comes to each alone from the beginning
+        metrics.observe(a.SendChunks("watch", device, "y", 1, 0, cut, (0, 1), "dn"))
     metrics.observe(e.UpdateRejected(0.0, 4, "carl", "tensor 'w' holds values that are not finite"))
     metrics.observe(a.FrameRefused("fl/1/watch/d/eve/evt", "eve", "message of 'eve' is not signed by its key; refused"))
     metrics.sent(100)
@@ -486,7 +499,7 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         ("talaria_chunks_total", ("received",)): 1 + 2,
         ("talaria_chunks_total", ("sent-to-all",)): 3,
         ("talaria_retransmitted_chunks_total", ("received",)): 1,
-        ("talaria_retransmitted_chunks_total", ("sent",)): 1,
+        ("talaria_retransmitted_chunks_total", ("sent",)): 1 + 2,
         ("talaria_transfer_bytes_total", ("sent",)): 100,
         ("talaria_transfer_bytes_total", ("received",)): 2 * len(up)
         + len("fl/1/watch/d/anna/evt")

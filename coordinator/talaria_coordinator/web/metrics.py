@@ -52,6 +52,7 @@ class Metrics:
         self._fleet, self._linked, self._unsettled = fleet, False, False
         self._opened: dict[int, float] = {}
         self._closing: dict[int, float] = {}
+        self._gone: dict[str, tuple[str, int]] = {}  # the last transfer to each device ("": to all), a bit for a chunk
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(_Read(fleet, views, state, identity))
@@ -168,8 +169,7 @@ class Metrics:
             case a.SendChunks():
                 way = "sent-to-all" if item.kind == "m" else "sent-to-one"
                 self._chunks.labels(fleet, way).inc(len(item.indices))
-                if item.kind != "m":
-                    self._again.labels(fleet, "sent").inc(len(item.indices))
+                self._again.labels(fleet, "sent").inc(self._sent_before(item))
             case a.RoundClosed():
                 self._closing = {item.attempt: time.time()}
                 self._updates.labels(fleet, "counted", "").inc(len(item.counted))
@@ -193,6 +193,14 @@ class Metrics:
         """Bytes went out."""
         self._bytes.labels(self._fleet, "sent").inc(size)
 
+    def _sent_before(self, item: a.SendChunks) -> int:
+        """How many of these chunks, which go to one device, had gone to it or to all before."""
+        chunks = sum(1 << index for index in item.indices)
+        last = (self._gone.get(who, ("", 0)) for who in (item.device, ""))
+        mine, of_all = (bits if xfer == item.xfer else 0 for xfer, bits in last)
+        self._gone[item.device] = item.xfer, mine | chunks
+        return 0 if item.kind == "m" else ((mine | of_all) & chunks).bit_count()
+
     def _settle_chunk(self) -> None:
         """A chunk that was not kept had come before, or was wrong."""
         if self._unsettled:
@@ -211,7 +219,8 @@ class _Read:
         yield from self._of_keys()
         try:
             fleet = self._views.fleet(self._fleet)
-            rounds = self._views.attempts(self._fleet, limit=20)
+            last = next(iter(self._views.attempts(self._fleet, limit=1)), None)
+            committed = self._views.committed(self._fleet)
         except StateError:
             yield self._gauge("store_up", "1 while the store answers", 0)
             return
@@ -220,10 +229,9 @@ class _Read:
         yield self._gauge("store_bytes", "Bytes of the database and its log", _database(self._state))
         if fleet is None:
             return
-        yield from self._of_fleet(fleet, rounds)
-        closed = next((one for one in rounds if one.state == "closed"), None)
-        if closed is not None:
-            yield from self._of_attempt(closed)
+        yield from self._of_fleet(fleet, last if last is not None and last.state == "open" else None)
+        if committed is not None:
+            yield from self._of_attempt(committed)
 
     def _of_keys(self) -> Iterator[Metric]:
         if self._identity is None:
@@ -234,8 +242,7 @@ class _Read:
                 left = (first.ends - time.time()) / DAY
                 yield self._gauge("certificate_days", "Days until the first of the fleet's certificates ends", left)
 
-    def _of_fleet(self, fleet: FleetView, rounds: list[AttemptView]) -> Iterator[Metric]:
-        open_ = next((one for one in rounds if one.state == "open"), None)
+    def _of_fleet(self, fleet: FleetView, open_: AttemptView | None) -> Iterator[Metric]:
         now = fleet.status if fleet.status != "running" else ("waiting" if open_ is None else "open")
         states = GaugeMetricFamily("talaria_round_state", "1 for what the fleet does now", labels=["fleet", "state"])
         for state in STATES:

@@ -112,6 +112,13 @@ class Views:
             rows = tx.execute(select(ATTEMPTS).where(chosen).order_by(ATTEMPTS.c.attempt.desc()).limit(limit)).all()
             return [self._summary(tx, row) for row in rows]
 
+    def committed(self, fleet: str) -> AttemptView | None:
+        """The last attempt that was committed, however many failed since; None where none was."""
+        chosen = (ATTEMPTS.c.fleet == fleet) & ATTEMPTS.c.closed.is_not(None) & ATTEMPTS.c.failure.is_(None)
+        with self._reading() as tx:
+            row = tx.execute(select(ATTEMPTS).where(chosen).order_by(ATTEMPTS.c.attempt.desc()).limit(1)).one_or_none()
+            return None if row is None else self._summary(tx, row)
+
     def attempt(self, fleet: str, number: int, after: str = "", limit: int = 200) -> AttemptDetail | None:
         """One attempt with its updates of devices named after ``after``; None where there is no such attempt."""
         with self._reading() as tx:
