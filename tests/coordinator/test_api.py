@@ -440,6 +440,15 @@ def figures(metrics):
     }
 
 
+def test_head_is_get_without_a_body(client):
+    """A watchdog that asks so was told 405, and took the coordinator for dead."""
+    for path in ("/", "/healthz", "/metrics", "/api/v1/fleets"):
+        whole, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
+    assert client.head("/api/v1/fleets/watch/pause").status_code == 405
+
+
 def test_when_a_round_was_last_committed_is_told_however_many_fail_since(store, views, tmp_path):
     """An alert that looks for the time since then was silent once twenty attempts had failed."""
     committed = ("talaria_last_commit_timestamp_seconds", ())

@@ -289,6 +289,8 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope, dict(scope["headers"]))
+        if scope["method"] == "HEAD":  # as a watchdog may ask; the server sends no body then
+            scope = {**scope, "method": "GET"}
         await (self._app if refusal is None else refusal)(scope, receive, dressed)
 
     def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> ASGIApp | None:
