@@ -25,12 +25,11 @@ from talaria.wire.broker_url import Address, Tls
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.in_flight import InFlight
 from talaria.wire.inbox_budget import Budget
-from talaria.wire.lost import Lost
+from talaria.wire.lost import Lost, gone, unusable
 from talaria.wire.mqtt_asyncio import Pump
 from talaria.wire.post import Post
 from talaria.wire.rights import Rights
 from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, NotTaken, Transport, Will
-from talaria.wire.validity import troubles
 
 __all__ = ["Address", "Arrival", "Incoming", "LinkDown", "LinkUp", "Mqtt", "NotTaken", "Tls", "Transport", "Will"]
 
@@ -146,42 +145,11 @@ class Mqtt:
             raise
         except (OSError, TimeoutError, TransportError) as why:
             await session.end()
-            raise TransportError(self._advice(str(why) or f"no answer within {self._timeout:g} s")) from None
+            reason = str(why) or f"no answer within {self._timeout:g} s"
+            raise TransportError(unusable(self.address, self._tls, self._name, reason)) from None
         except asyncio.CancelledError:
             await session.end()
             raise
-
-    def _advice(self, reason: str) -> str:
-        how = ("TLS over " if self.address.tls else "") + ("WebSocket" if self.address.websocket else "TCP")
-        if "uthori" in reason or "password" in reason or "redentials" in reason:
-            return f"the broker at {self.address} refused {self._name!r}: {reason}; check its user name and password"
-        dates = troubles(self._tls, reason, time.time()) if self.address.tls else []
-        if dates:
-            return f"cannot use the MQTT broker at {self.address}: {reason}. {'; '.join(dates)}"
-        own, safe = ("ws", "wss") if self.address.websocket else ("mqtt", "mqtts")
-        if "VERIFY_FAILED" in reason:
-            ours, more = "this one's", "join the fleet of that broker"
-            if self._tls.ca is None:
-                ours, more = "this machine trusts", "name its file as SSL_CERT_FILE"
-            other = f"What listens there has a certificate of another authority than {ours}, or for another name"
-            mend = f"{other}: correct the URL, or {more}"
-        elif not reason.startswith("link lost") and "SSL" not in reason and "reset by peer" not in reason:
-            mend = (
-                "Look whether it runs, or the coordinator that starts its own; or correct the URL"
-                if self.address.tls
-                else f"Start one, for example `mosquitto -p {self.address.port}`, or let the coordinator start its own "
-                'with broker = "auto"; or correct the URL'
-            )
-        elif self.address.tls:
-            mend = (
-                "What listens there ended the connection: the fleet may have shut this one out, which `talaria fleet "
-                "list` tells its operator; its keys may be of another fleet; or it speaks no TLS: then correct the port"
-            )
-        else:
-            instead = f"write {safe}:// in place of {own}://; or correct the port"
-            mend = f"What listens there ended the connection: where it asks for TLS, {instead}"
-        tried = f"tried MQTT 5 and 3.1.1 as {self._name!r} by {how}"
-        return f"cannot use the MQTT broker at {self.address} ({tried}): {reason}. {mend}"
 
     def _client(self, protocol: MQTTProtocolVersion, will: Will | None) -> paho.Client:
         client = paho.Client(
@@ -497,4 +465,4 @@ class _Session:
 
     def _on_disconnect(self, _client: paho.Client, _data: Any, _flags: Any, code: Any, _properties: Any = None) -> None:
         if not self._ending:
-            self._post(self._gone, f"link lost: {self._complaint or code}")
+            self._post(self._gone, gone(self._complaint, str(code)))

@@ -478,6 +478,31 @@ def test_a_topic_that_the_broker_forbids_is_told_once_and_the_link_stays(make_mo
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("line", ["max_qos 0", "retain_available false"])
+def test_a_broker_that_may_not_carry_what_is_needed_is_told_what_to_allow(make_mosquitto, line):
+    """It was said to start a broker, or to correct the URL."""
+    broker = make_mosquitto(f"allow_anonymous true\n{line}")
+    link = Mqtt(broker.url, "dev", ("t",), will=lambda: Will("t", b"gone"), **FAST)
+    with pytest.raises(TransportError, match=r"not supported\. Talaria needs both: .*max_qos, retain_available\)$"):
+        asyncio.run(link.start())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_broker_with_a_bound_that_it_does_not_tell_is_named_with_the_mend(make_mosquitto, threaded):
+    """Mosquitto answers what is too large with what MQTT 5 does not know; the link was lost to a `Protocol error`."""
+    broker = make_mosquitto("allow_anonymous true\nmessage_size_limit 20000")
+
+    async def story() -> None:
+        link = Mqtt(broker.url, "dev", ("t",), threaded=threaded, **FAST)
+        await link.start()
+        await until(link, LinkUp)
+        await link.publish("t", bytes(30_000))
+        assert "raise that (Mosquitto: message_size_limit)" in (await until(link, LinkDown)).reason
+        await link.close()
+
+    asyncio.run(story())
+
+
 def certificates(folder, client: bool = False, ended: bool = False, holds=(-2, 1)) -> tuple[Tls, str]:
     """A CA, a server certificate for 127.0.0.1 that ``holds`` within these days, perhaps one of a client (that has
     ended), and Mosquitto's lines."""
