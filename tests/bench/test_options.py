@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from talaria.cli.main import app
+from talaria.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -11,7 +12,7 @@ from talaria.cli.main import app
     [
         "aggregation --clients 0", "aggregation --rounds 0", "aggregation --keep 2", "aggregation --scale 0",
         "engines --rounds 0", "export --keep 0", "export --size 0", "export --seconds 0", "export --epochs -1",
-        "privacy --leaving 2", "privacy --leaving -1",
+        "privacy --leaving 2", "privacy --leaving -1", "load --leaving 0.5",
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_named(words: str) -> None:
@@ -19,3 +20,19 @@ def test_a_number_out_of_range_is_named(words: str) -> None:
     found = CliRunner().invoke(app(given), given)
     assert found.exit_code == 2, found.exception
     assert f"Invalid value for '{given[2]}'" in found.output
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--devices 2 --ask 5", "--ask 5 is more than --devices 2"),
+        ("--devices 2 --secure", "privacy: 2 devices"),  # as its coordinator would say
+        ("--devices 4 --secure", "asks 1 of 4 devices"),
+        ("--devices 4 --secure --ask 4 --degree 9", "degree=9 must be even"),
+    ],
+)
+def test_a_load_that_no_fleet_takes_is_refused_before_it_is_measured(words: str, why: str) -> None:
+    given = ["bench", "load", "--rounds", "1", "--model-mib", "0.1", *words.split()]
+    found = CliRunner().invoke(app(given), given)
+    assert isinstance(found.exception, ConfigError)
+    assert why in str(found.exception)

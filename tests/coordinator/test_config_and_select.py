@@ -294,12 +294,16 @@ def test_a_canary_that_is_none_is_refused_by_its_field(tmp_path, more, said):
     [
         ("[privacy]\nsecure = true\n", "needs devices with keys"),
         ("[identity]\nfolder = '.'\n[privacy]\nsecure = true\n", "2 devices: of a sum of fewer than 3"),
+        ("[identity]\nfolder = '.'\n[privacy]\nsecure = true\nthreshold = 9\n", "asks 4 of 4 .* lower threshold"),
+        ("fraction = 0.5\n[privacy]\nclip = 1.0\n", r"asks 2 of 4 .*fraction=0.5\), and needs 3 until its end; raise"),
         ("[privacy]\nepsilon = 8.0\n", "need clip"),
         ("[privacy]\nclip = 1.0\nnoise = 1.0\nnoise_by = 'devices'\n", "set secure=true"),
     ],
 )
 def test_a_fleet_that_could_not_keep_what_it_promises_is_never_served(tmp_path, more, why):
-    text = GOOD.replace("devices = 4", "devices = 2") if "identity" in more else GOOD
+    text = GOOD.replace("devices = 4", "devices = 2") if why.startswith("2 devices") else GOOD
+    if more.startswith("fraction"):
+        text, more = text.replace("rounds = 2", "rounds = 2\nfraction = 0.5"), more.partition("\n")[2]
     with pytest.raises(ConfigError, match=why):
         load_config(written(tmp_path, text + more))
 

@@ -30,6 +30,7 @@ from talaria_bench.fleet.programs import Program
 from talaria_bench.fleet.secure_devices import value_of
 from talaria_bench.fleet.synthetic import begun_with, first_value, run_of, write_config, write_updates
 from talaria_coordinator.broker import open_broker
+from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet.drain import AWAY_RETRIES, AWAY_S
 
 INGEST = "talaria_coordinator.server.ingest"
@@ -64,7 +65,8 @@ def load(
     secure: Annotated[bool, typer.Option("--secure", help="Rounds open only as sums.")] = False,
     degree: Annotated[int, typer.Option(help="With --secure: neighbours of a device (even); 0: all.", min=0)] = 0,
     leaving: Annotated[
-        float, typer.Option(help="With --secure and one round: the share of devices that die in its midst.", min=0)
+        float,
+        typer.Option(help="With --secure and one round: the share of devices that die in its midst.", min=0, max=0.33),
     ] = 0.0,
     plot: Annotated[Path | None, typer.Option(help="Draw CPU times for each MiB received here, as SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
@@ -82,6 +84,8 @@ def load(
 
             found = asyncio.run(fetched(folder, model_mib, cuts, retry_s=min(retry_s, 1.0)))
         else:
+            if ask > devices:
+                raise ConfigError(f"load: --ask {ask} is more than --devices {devices}; ask at most so many")
             asked = ask or max(1, devices // 5)
             hidden = Hidden(degree, round(leaving * devices)) if secure else None
             if hidden is None and (degree or leaving):
@@ -160,6 +164,7 @@ class Load:
                 more = {**more, "ingest": {"workers": self.workers}}
             quorum = 1.0 if hidden is None or not hidden.leaving else 0.5
             config = write_config(self.folder, run, self.devices, url, retry_s=self.retry_s, quorum=quorum, more=more)
+            load_config(config)  # what the coordinator refuses is no promise that breaks
             self._coordinator = Program(
                 "coordinator", ["coordinator", "serve", str(config), "--json"], self.folder, self._heard
             )

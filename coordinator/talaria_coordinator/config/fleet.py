@@ -107,7 +107,7 @@ from talaria.wire.topics import DEVICE_NAME, DEVICE_RULE, FLEET_NAME, FLEET_RULE
 from talaria_coordinator.config.api import ApiConfig, api_of
 from talaria_coordinator.config.gateways import gateways_of, require_gateways
 from talaria_coordinator.config.ingest import require_workers, workers_of
-from talaria_coordinator.config.privacy import PrivacyConfig, privacy_of, require_secure
+from talaria_coordinator.config.privacy import PrivacyConfig, privacy_of, require_asked, require_secure
 from talaria_coordinator.config.store import StoreConfig, store_of
 from talaria_coordinator.config.upstream import run_above
 
@@ -246,6 +246,8 @@ class FleetConfig:
         require_workers(self.workers, self.privacy is not None and self.privacy.rule.secure, self.broker)
         if self.privacy is not None:
             require_secure(self.privacy, self.run, self.identity is not None, self.expected, self.over)
+            if not self.grows:
+                require_asked(self.privacy, self.run, self.expected)
             rule = private_rule(self.run, rule, self.privacy.rule, 0)
         secure = self.privacy is not None and self.privacy.rule.secure
         tried = self.canary is not None

@@ -8,6 +8,7 @@ from typing import Any
 from talaria.config import Section
 from talaria.errors import ConfigError
 from talaria.federated.private_rule import require_private, with_noise
+from talaria.federated.rounds import needed
 from talaria.federated.run import Run
 from talaria.privacy.accounting import epsilon
 from talaria.privacy.rule import Privacy, threshold_of
@@ -62,4 +63,15 @@ def require_secure(privacy: PrivacyConfig, run: Run, keys: bool, devices: int, o
         raise ConfigError(
             f"privacy: secure=true adds up all who stay, and [rounds] over={over:g} asks more than are counted; leave "
             "over out"
+        )
+
+
+def require_asked(privacy: PrivacyConfig, run: Run, devices: int) -> None:
+    """Raise :class:`ConfigError` where a round asks fewer of ``devices`` than it needs: it would never begin."""
+    asked = needed(run, devices)
+    if asked < privacy.needed(asked):
+        lower = "" if privacy.rule.threshold is None else ", or lower threshold"
+        raise ConfigError(
+            f"privacy: a round asks {asked} of {devices} devices ([run] fraction={run.fraction:g}), and needs "
+            f"{privacy.needed(asked)} until its end; raise fraction or [fleet] devices{lower}"
         )
