@@ -195,6 +195,18 @@ def test_who_balances_classes_finds_more_of_the_rare_one() -> None:
         talaria.simulate("pfedgm", data, "mlp", rounds=1)
 
 
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_tuning_on_all_labels_balances_one_that_only_validation_has(engine: Any) -> None:
+    y = np.tile([0, 1, 0, 1, 0, 1, 0, 1, 2, 2], 6)
+    x, split = np.random.default_rng(0).normal(size=(60, 4)) + 2 * y[:, None], np.where(y == 2, 1, 0)
+    split[-20:] = 2
+    people, task = np.repeat(["anna", "bela"] * 3, 10), "classification:balance=true"
+    data = Federated.from_arrays(x, y, people, split=split, task=task)
+    options = {"tune_on": "all", "tune_epochs": 60, "tune_lr": 0.05}
+    found = talaria.simulate("fedavg_ft", data, rounds=1, options=options, engine=engine)
+    assert 2 in predict(found.model("anna"), data.clients["anna"].test.x).argmax(-1)
+
+
 def test_the_figures_of_each_task() -> None:
     y = np.array([[1.0, 10], [3, 30]], np.float32)
     assert tasks.of("regression").measured(y, y) == (1.0, 0.0)

@@ -26,9 +26,8 @@ def tuned(task: Task, state: Tensors, tune: str, epochs: int, lr: float = 0.0, s
     """``state`` after ``epochs`` of SGD on the parts ``tune``, the rest frozen in eval mode; ``lr`` 0 is the
     recipe's."""
     recipe = task.recipe.but(epochs=epochs, steps=None, lr=lr or task.recipe.lr)
-    known = labelled(task, samples)
-    only = task.split.of(*TUNES[tune])
-    return train_upper(task, state, only=only, recipe=recipe, samples=known, purpose="tune")
+    known = task.but(train=labelled(task, samples))  # a balanced loss weighs by what is learned from
+    return train_upper(known, state, only=task.split.of(*TUNES[tune]), recipe=recipe, purpose="tune")
 
 
 def between(state: Tensors, own: Tensors, share: float) -> Tensors:
