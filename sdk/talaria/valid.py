@@ -26,7 +26,8 @@ def whole(what: str, name: str, value: object, low: int, high: int = 2**53, *, n
     if value is None and none:
         return
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigError(f"{what}: {name}={shown(value)} must be a whole number{', or left out' if none else ''}")
+        rule = f"a whole number{', or left out' if none else ''}{by_item(value)}"
+        raise ConfigError(f"{what}: {name}={shown(value)} must be {rule}")
     if value < low:
         raise ConfigError(f"{what}: {name}={shown(value)} must be at least {low}{', or left out' if none else ''}")
     if value > high:
@@ -37,7 +38,12 @@ def number(what: str, name: str, value: object, rule: str, *, low: float, high: 
     """Raise :class:`ConfigError`, saying ``rule``, unless ``value`` is a number in ``low..high`` (so no NaN)."""
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not low <= value <= high:  # type: ignore[operator]
-        raise ConfigError(f"{what}: {name}={shown(value)} must be {rule}")
+        raise ConfigError(f"{what}: {name}={shown(value)} must be {rule}{by_item(value)}")
+
+
+def by_item(value: object) -> str:
+    """The mend of one of numpy's numbers that is none of Python's."""
+    return "" if isinstance(value, int | float) or not hasattr(value, "item") else "; write its .item()"
 
 
 def plain(value: object) -> bool:

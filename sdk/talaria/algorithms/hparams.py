@@ -63,8 +63,16 @@ def check(algorithm: Algorithm) -> None:
         ConfigError: with algorithm, field, value and what it must be, for the first rule that is broken.
     """
     for name, rule in _rules(type(algorithm)):
-        broken = not rule.holds(getattr(algorithm, name))
+        broken = not _holds(rule, getattr(algorithm, name))
         require(algorithm, name, not broken or (rule.off and algorithm.allow_degenerate), rule.says)  # type: ignore[attr-defined]
+
+
+def _holds(rule: Rule, value: object) -> bool:
+    """Not of what cannot be compared: a text, None or an array where a number belongs."""
+    try:
+        return bool(rule.holds(value))
+    except (TypeError, ValueError):
+        return False
 
 
 @cache

@@ -87,7 +87,9 @@ class Run:
             raise ConfigError("run: algorithm must be a name, and hparams a table of its options")
         for name, value in self.hparams.items():
             if not isinstance(name, str) or not valid.plain(value):
-                raise ConfigError(f"run: hparams[{shown(name)}]={shown(value)} must be a number or text")
+                raise ConfigError(
+                    f"run: hparams[{shown(name)}]={shown(value)} must be a number or text{valid.by_item(value)}"
+                )
         self._require_task(algorithm := algorithms.load(self.algorithm, self.hparams))
         if not self.recipe.plain and algorithm.card.plain_steps:
             raise ConfigError(

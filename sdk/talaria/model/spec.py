@@ -11,7 +11,7 @@ import numpy as np
 
 from talaria.errors import ConfigError
 from talaria.foreign import shown
-from talaria.valid import only, plain
+from talaria.valid import by_item, only, plain
 
 LARGEST_INPUT = 1 << 24
 """Most values one input may hold: a bound on what a spec from outside can make us allocate."""
@@ -131,7 +131,9 @@ class ModelSpec:
             raise ConfigError(f"model: options={shown(self.options)} must be a table of names and values") from None
         for name, value in options.items():
             if not isinstance(name, str) or not plain(value):
-                raise ConfigError(f"model: options[{shown(name)}]={shown(value)} must be a number or text")
+                raise ConfigError(
+                    f"model: options[{shown(name)}]={shown(value)} must be a number or text{by_item(value)}"
+                )
         object.__setattr__(self, "options", tuple(sorted(options.items())))
         if self.head is not None and (not isinstance(self.head, str) or not self.head):
             raise ConfigError(f"model: head={shown(self.head)} must be the dotted name of a layer, or left out")

@@ -99,6 +99,8 @@ def test_personal_epochs_and_rate(tiny: Tiny, rounds: Rounds) -> None:
         ("personal_epochs", -1),
         ("personal_lr", -0.1),
         ("join_epochs", -1),
+        ("lam", "much"),
+        ("lam", None),
     ],
 )
 def test_bad_options(field: str, value: object) -> None:
