@@ -15,7 +15,9 @@ relatives pFedFDA (NeurIPS 2024) and FedPAC. No code was published; the accuraci
     serve:  statistics on the device's data with the present θ;  K = P (P + Σ^g/n_ic)⁻¹, P = T + P^g_c;
             μ_ic = μ^g_c + K (m_ic − μ^g_c);  Σ_i = (ν₀ Σ^g + S_i)/(ν₀ + n_i − C_i);  logits by linear discriminant
 
-The variance head that the abstract's generator may have is left out.
+CE(navigator) is of its scores plus the log frequencies of the re-sampled classes, CE(virtual) of the scores alone: one
+virtual feature is drawn of each absent class, whatever its share. The variance head that the abstract's generator may
+have is left out.
 """
 
 from __future__ import annotations
