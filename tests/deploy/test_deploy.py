@@ -159,6 +159,21 @@ def test_the_commands_are_talarias() -> None:
         assert {word for word in words if word.startswith("--")} <= options
 
 
+def test_the_emulated_machine_is_begun_in_a_checkout_where_nothing_was_built(tmp_path: Path) -> None:
+    """`make aarch64`, as far as its first step, which here finds no mirror."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(DEPLOY.parent / "scripts/aarch64", tmp_path / "scripts")
+    says = {"id": "echo 0", "mount": "", "update-binfmts": "", "debootstrap": "echo no mirror; exit 1"}
+    for name, line in (says | {"scripts/needs": ""}).items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    ran = subprocess.run(
+        [tmp_path / "scripts/aarch64"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (1, "no mirror\n")
+
+
 def test_the_fleet_that_is_made_first_fits_the_composition(tmp_path: Path) -> None:
     """Token, port, broker's files and the line that the guide changes are where `talaria fleet init` puts them."""
     found(tmp_path / "watch", "watch", ["localhost"], 8883, 2)
