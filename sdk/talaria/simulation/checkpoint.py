@@ -27,7 +27,7 @@ from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.foreign import parsed, shown
 from talaria.simulation.run import Learned
 from talaria.simulation.simulator import Fleet, RoundFacts
-from talaria.tensors import prefixed, under
+from talaria.tensors import Tensors, prefixed, under
 
 FORMAT = 2
 EXPERIMENT, STATE, RESULT = "experiment.json", "state.safetensors", "result.json"
@@ -111,6 +111,7 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
         "marks": sorted(marks.items()),
     }
     whole = {name: np.asarray(value, order="C") for name, value in tensors.items()}  # save takes bytes as they lie
+    facts["sha256"] = _checksum(facts, whole)
     _keep(folder / STATE, save(whole, {"talaria": json.dumps(facts)}))
 
 
@@ -125,8 +126,11 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
     try:
         with safe_open(str(path), framework="numpy") as file:
             facts = parsed((file.metadata() or {}).get("talaria", "null"))
+            digest = facts.pop("sha256", None)
             names = facts["order"] if "order" in facts else file.keys()  # an older version wrote none
             tensors = {name: file.get_tensor(name) for name in names}
+        if digest not in (None, _checksum(facts, tensors)):  # nor this
+            raise ValueError("its sha256 is another")
         if facts["format"] != FORMAT:
             raise StateError(f"{path}: format {shown(facts['format'])} is not {FORMAT}, which this version reads")
         fleet.shared, fleet.server = under(tensors, "shared/"), under(tensors, "server/")
@@ -138,7 +142,7 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
         fleet.history = [_facts(one) for one in facts["history"]]
         fleet.version = len(fleet.history)
         marks = {int(number): float(mark) for number, mark in facts["marks"]}
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"{path}: damaged ({error}); remove it to begin this run anew") from error
     if others:
         raise StateError(f"{path}: is of other clients than the data; give the data that the run began with")
@@ -156,6 +160,13 @@ def _keep(path: Path, data: bytes) -> None:
     except OSError as error:
         again = "resume" if (path.parent / STATE).exists() else "begin anew"  # what begun() leaves
         raise StateError(f"{path.parent}: cannot be written ({error.strerror}); make room, then {again}") from error
+
+
+def _checksum(facts: Mapping[str, Any], tensors: Tensors) -> str:
+    digest = hashlib.sha256(json.dumps(facts).encode())
+    for value in tensors.values():
+        digest.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def _facts(one: Mapping[str, Any]) -> RoundFacts:

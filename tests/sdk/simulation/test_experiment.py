@@ -302,7 +302,7 @@ def test_what_goes_tensor_by_tensor_goes_on_in_the_same_order(
     both = [(tmp_path / name / checkpoint.STATE).read_bytes() for name in ("whole", "cut")]
     assert both[0] == both[1]
     state, facts = load_file(tmp_path / "cut" / checkpoint.STATE), safetensors_facts(both[1])
-    del facts["order"]  # as an older version left it
+    del facts["order"], facts["sha256"]  # as an older version left it
     save_file(state, tmp_path / "cut" / checkpoint.STATE, {"talaria": json.dumps(facts)})
     assert talaria.resume(tmp_path / "cut", data=data).as_dict() == whole.as_dict()
 
@@ -378,10 +378,25 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
         talaria.resume(kept, data=data)
 
 
+def test_a_checkpoint_with_one_bit_flipped_is_not_learned_on_from(data: talaria.Federated, tmp_path: Path) -> None:
+    """Every part of it is still of the right form: only a checksum tells."""
+    kept = talaria.simulate("fedavg", data, rounds=1).save(tmp_path / "a")
+    whole = (kept / checkpoint.STATE).read_bytes()
+    for at in (whole.index(b"bytes_up") + 12, len(whole) - 2):  # a figure among the facts, and a value of a tensor
+        flipped = bytearray(whole)
+        flipped[at] ^= 1
+        (kept / checkpoint.STATE).write_bytes(flipped)
+        with pytest.raises(StateError, match=r"state\.safetensors: damaged .*remove it to begin this run anew"):
+            talaria.resume(kept, data=data)
+    (kept / checkpoint.STATE).write_bytes(whole.replace(b"sha256", b"sha***", 1))  # an earlier version wrote none
+    assert talaria.resume(kept, data=data).clients.keys() == data.everyone.keys()
+
+
 def test_a_file_that_counts_other_clients_is_refused(data: talaria.Federated, tmp_path: Path) -> None:
     talaria.simulate("fedavg", data, rounds=1, save=tmp_path / "a")
     kept = tmp_path / "a" / checkpoint.STATE
-    kept.write_bytes(kept.read_bytes().replace(b'sent\\": {\\"anna', b'sent\\": {\\"anne'))
+    other = kept.read_bytes().replace(b'sent\\": {\\"anna', b'sent\\": {\\"anne')
+    kept.write_bytes(other.replace(b"sha256", b"sha***"))
     with pytest.raises(StateError, match="of other clients than the data"):
         talaria.resume(tmp_path / "a", data=data)
 
