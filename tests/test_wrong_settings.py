@@ -179,6 +179,25 @@ def test_a_device_whose_recording_has_not_begun(said, tmp_path):
     assert "mine.npz holds no sample; record some before this device takes part" in said("edge", "check", "device.toml")
 
 
+@pytest.mark.parametrize("text", ["", "[1]", '{"rounds": ', "[" * 100_000, "\udce9"])
+def test_a_devices_result_that_is_damaged(said, tmp_path, text):
+    (tmp_path / "result.json").write_text(text, errors="surrogateescape")
+    told = said("edge", "result", str(tmp_path))
+    assert "result.json cannot be read (" in told
+    assert "delete it, the next run writes another" in told
+
+
+def test_samples_in_a_pipe(said, tmp_path):
+    """Refused for what it is: a device such as /dev/zero, which has no end, was read into memory."""
+    os.mkfifo("mine.npz")
+    held = os.open("mine.npz", os.O_RDWR)  # so that nobody waits for somebody to write
+    try:
+        text = said("simulate", "-a", "fedavg", "-d", "npz:mine.npz", "--model", "imu_cnn", "--rounds", "1")
+    finally:
+        os.close(held)
+    assert "mine.npz: is a device or a pipe; give the path of a .npz file" in text
+
+
 @pytest.mark.parametrize(
     ("changed", "words", "field", "value", "mend"),
     [

@@ -225,10 +225,16 @@ def result(
     """Print what came of a device's last run: paths, traffic by round, what the bundle measured, and which bundle is in
     force now (JSON)."""
     from talaria.errors import StateError
+    from talaria.foreign import parsed
     from talaria_edge.deployment import gate
 
     path = state / "result.json"
     if not path.exists():
         raise StateError(f"{path} is not there; the device has not finished a run yet, or this is another folder")
-    found = json.loads(path.read_text())
+    try:
+        found = parsed(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("no table")
+    except (OSError, ValueError) as error:
+        raise StateError(f"{path} cannot be read ({error}); delete it, the next run writes another") from None
     typer.echo(json.dumps(found | {"in_force": vars(gate.read(state))}, indent=2))

@@ -37,6 +37,8 @@ def read(path: Path, needed: Iterable[str], optional: Iterable[str] = (), limit:
     if path.is_dir():
         return _folder(path, needed, optional, limit)
     try:
+        if path.exists() and not path.is_file():  # what it ends with would be sought for ever
+            raise DataError(f"{path}: is a device or a pipe; give the path of a .npz file")
         with zipfile.ZipFile(path) as archive:
             there = {info.filename.removesuffix(".npy"): info for info in archive.infolist()[:_MEMBERS]}
             _require(path, needed, there)
@@ -58,6 +60,8 @@ def names(path: Path) -> tuple[str, ...]:
     try:
         if path.is_dir():
             return tuple(sorted(p.stem for p in path.glob("*.npy")))
+        if not path.is_file():
+            return ()
         with zipfile.ZipFile(path) as archive:
             return tuple(info.filename.removesuffix(".npy") for info in archive.infolist()[:_MEMBERS])
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, struct.error, EOFError):

@@ -1,5 +1,6 @@
 """Joining a fleet by a one-time code: what is let in, what is refused, and what stays secret."""
 
+import base64
 import datetime as dt
 import json
 import os
@@ -115,6 +116,26 @@ def test_a_device_joins_with_keys_that_it_made(fleet, tmp_path):
     assert sorted(f.name for f in (tmp_path / "anna").iterdir()) == [
         "ca.crt", "fleet.json", "sign.key", "tls.crt", "tls.key"
     ]  # fmt: skip
+
+
+def test_a_device_whose_own_key_is_damaged_says_so(fleet, tmp_path):
+    request = ask(tmp_path / "anna", membership.enroll(fleet, "anna"))
+    answer = membership.admit(fleet, request.read_bytes()).encode()
+    (tmp_path / "anna" / "tls.key").write_text("-----BEGIN PRIVATE KEY-----")
+    with pytest.raises(ConfigError, match=r"anna/tls\.key holds no key; restore it, or join again in a new folder"):
+        finish(tmp_path / "anna", answer)
+
+
+def test_an_authority_whose_certificate_is_damaged_changes_nothing(fleet):
+    """Whichever bit was flipped: what reads the certificate later would stumble over some, and pass over others."""
+    kept, members = (fleet / "ca.crt").read_bytes(), (fleet / "members.json").read_bytes()
+    der = load_certificate(kept).public_bytes(Encoding.DER)
+    for at in range(0, len(der), 7):
+        damaged = base64.encodebytes(der[:at] + bytes([der[at] ^ 1]) + der[at + 1 :])
+        (fleet / "ca.crt").write_bytes(b"-----BEGIN CERTIFICATE-----\n" + damaged + b"-----END CERTIFICATE-----\n")
+        with pytest.raises(ConfigError, match="is damaged; restore it from a backup"):
+            membership.enroll(fleet, "anna")
+    assert (fleet / "members.json").read_bytes() == members
 
 
 def test_the_code_is_written_down_nowhere(fleet, tmp_path):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -53,6 +53,10 @@ class Authority:
         """The authority in ``ca.crt`` and ``ca.key``. Raises :class:`ConfigError` where they are not to be read."""
         mend = "make a fleet with `talaria fleet init`, or bring the key back from where it is kept"
         certificate = load_certificate(credentials.read(folder / "ca.crt", mend))
+        try:
+            certificate.verify_directly_issued_by(certificate)  # its own signature: what else reads it would stumble
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+            raise ConfigError(f"identity: {folder / 'ca.crt'} is damaged; restore it from a backup") from None
         data = credentials.read(folder / "ca.key", mend)
         credentials.require_private(folder / "ca.key")
         try:

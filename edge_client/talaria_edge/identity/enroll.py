@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -73,7 +74,12 @@ def finish(folder: Path, data: bytes) -> Answer:
         )
     if (answer.fleet, answer.device) != (pending.get("fleet"), pending.get("device")):
         raise ConfigError(f"join: this answer is for {answer.device!r} of {answer.fleet!r}; give this device its own")
-    key = serialization.load_pem_private_key(credentials.read(folder / "tls.key", "join again"), None)
+    try:
+        key = serialization.load_pem_private_key(credentials.read(folder / "tls.key", "join again"), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(
+            f"join: {folder / 'tls.key'} holds no key; restore it, or join again in a new folder with a new code"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or own.public_key() != key.public_key():
         raise ConfigError("join: the answer's certificate is of another key; it answers an earlier request, ask again")
     facts = {

@@ -85,6 +85,13 @@ def test_the_page_has_every_client_and_a_line_for_each_run(runs: Path, tmp_path:
     assert "did not learn from the same samples" not in page
 
 
+def test_a_result_that_nests_deep_is_refused(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_bytes((runs / "fedavg" / "experiment.json").read_bytes())
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    with pytest.raises(StateError, match=r"result\.json cannot be read \(nested deeper than 8\)"):
+        compare.saved(tmp_path)
+
+
 def test_runs_of_another_task_are_called_by_their_score(runs: Path, tmp_path: Path) -> None:
     for name in ("result.json", "experiment.json"):
         (tmp_path / name).write_bytes((runs / "fedavg" / name).read_bytes())

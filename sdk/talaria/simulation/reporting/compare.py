@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from talaria.errors import ConfigError, StateError
-from talaria.foreign import shown
+from talaria.foreign import parsed, shown
 from talaria.simulation.reporting import charts
 from talaria.simulation.reporting.style import STYLE
 from talaria.tasks import CLASSIFICATION, score_word
@@ -185,7 +184,7 @@ def _table(runs: Sequence[Saved]) -> str:
 
 def _json(path: Path, folder: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         held = (folder / EXPERIMENT).exists()
         mend = f"its run is not whole; `talaria simulate --resume {folder}`" if held else (
