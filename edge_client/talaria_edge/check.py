@@ -23,6 +23,7 @@ from talaria.federated import rounds
 from talaria.federated.kit import open_kit
 from talaria.federated.run import Run
 from talaria.identity.credentials import password
+from talaria.inputs import Parts
 from talaria.plugins import has_torch
 from talaria.wire import messages as m
 from talaria.wire.frames import decode_frame, signed_by
@@ -272,12 +273,12 @@ def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Fi
         kit = config.kit
         yield judged("kit of the run", "is this run's", lambda: open_kit(kit).require(run))
     if data is not None:
-        yield _samples(data, run)
+        yield _samples(data, run, None if config.kit else rounds.named_inputs(run))
 
 
-def _samples(data: DeviceData, run: Run) -> Finding:
+def _samples(data: DeviceData, run: Run, parts: Parts | None) -> Finding:
     try:
-        fits = checked(data, run.spec.input_shape, run.spec.classes, run.task)
+        fits = checked(data, run.spec.input_shape, run.spec.classes, run.task, parts)
     except TalariaError as error:
         return Finding("samples", "wrong", str(error))
     if fits.aside:

@@ -16,6 +16,7 @@ from talaria.data.federated import require_inputs
 from talaria.data.partition import stratified
 from talaria.errors import ConfigError, DataError, TalariaError, some_of
 from talaria.foreign import shown
+from talaria.inputs import Parts
 from talaria.tensors import Array
 from talaria.types import Samples
 
@@ -127,7 +128,7 @@ class NpzSource:
         """Those of the file's ``rows``; a refusal names a sample by its place in the file."""
         values, targets = self._inputs(found.x[rows]), np.ascontiguousarray(y[rows])
         try:
-            return Samples(values, targets)
+            return Samples(values, targets, parts=found.parts)
         except DataError as error:
             self._require_finite(found, "x", values, rows)
             self._require_finite(found, "y", targets, rows)
@@ -273,9 +274,14 @@ def _cut(samples: Samples) -> DeviceData:
 
 
 def checked(
-    data: DeviceData, input_shape: tuple[int, ...], classes: int, task: str = tasks.CLASSIFICATION
+    data: DeviceData,
+    input_shape: tuple[int, ...],
+    classes: int,
+    task: str = tasks.CLASSIFICATION,
+    parts: Parts | None = None,
 ) -> DeviceData:
     """``data`` where a model of this shape can learn ``task`` from it; targets of a regression become float32.
+    ``parts`` are the named inputs that the model reads; None where they are not known.
 
     Where it is known which file each sample is from, those whose labels are out of range are set aside, and the log
     names the files. Raises :class:`~talaria.errors.DataError` for an empty part, a single class, another shape, or
@@ -288,6 +294,11 @@ def checked(
     for name, part in (("train", data.train), ("val", data.val), ("test", data.test)):
         if part is None or len(part) == 0:
             continue
+        if parts is not None and part.parts is not None and dict(part.parts) != dict(parts):
+            raise DataError(
+                f"data: {name} samples have the inputs {inputs.told(part.parts)}, but the model takes "
+                f"{inputs.told(parts) or f'one array {tuple(input_shape)}'}; name and order them as the model expects"
+            )
         shape = tuple(part.x.shape[1:])
         if shape != tuple(input_shape):
             raise DataError(
@@ -338,7 +349,7 @@ def _refused(y: Array, require: Callable[[Array], None]) -> Array:
 def _as_numbers(data: DeviceData) -> DeviceData:
     """Targets that happen to be whole numbers are read as classes; of a regression they are numbers."""
     train, val, test = (
-        None if part is None else Samples(part.x, part.y.astype(np.float32))
+        None if part is None else replace(part, y=part.y.astype(np.float32))
         for part in (data.train, data.val, data.test)
     )
     return data if train is None or val is None else replace(data, train=train, val=val, test=test)

@@ -274,7 +274,7 @@ def take_part(joining: Joining) -> Model:
     def require(run: Run) -> None:
         _require_model(joining, run)
         rounds.require_plan(run, joining.plan)
-        checked(data, run.spec.input_shape, run.spec.classes, run.task)
+        checked(data, run.spec.input_shape, run.spec.classes, run.task, rounds.named_inputs(run))
 
     device = Device(
         joining.broker,

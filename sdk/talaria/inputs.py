@@ -27,18 +27,22 @@ _TAKEN = ("train", "val", "test", "unlabelled")
 def array_of(values: Any, name: str) -> Array:
     """What a torch tensor, an array or lists hold, as an array of numbers. Raises :class:`DataError`, beginning with
     ``name``, where it is none."""
-    require_none_hidden(values, name)
-    try:
-        if isinstance(values, list | tuple):
-            values = [_numbers(value) for value in values]
-        found = np.asarray(_numbers(values))
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise DataError(f"{name}: is no array ({str(error)[:120]}); give samples of one shape") from None
+    found = _array(values, name)
     if found.dtype.kind == "c":
         raise DataError(f"{name}: holds {found.dtype}; give real numbers, such as their real and imaginary parts")
     if found.dtype.kind not in "bfiu":
         raise DataError(f"{name}: holds {found.dtype}, need numbers; turn texts and categories into numbers first")
     return found
+
+
+def _array(values: Any, name: str) -> Array:
+    require_none_hidden(values, name)
+    try:
+        if isinstance(values, list | tuple):
+            values = [_numbers(value) for value in values]
+        return np.asarray(_numbers(values))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DataError(f"{name}: is no array ({str(error)[:120]}); give samples of one shape") from None
 
 
 def require_none_hidden(values: Any, name: str) -> None:
@@ -82,8 +86,7 @@ def joined(arrays: Mapping[str, Any], where: str = "x") -> tuple[Array, dict[str
     beginning with ``where``."""
     found = {}
     for name, values in arrays.items():
-        require_none_hidden(values, f"{where}: input {shown(name)}")
-        array = np.asarray(values.detach().cpu().numpy() if hasattr(values, "detach") else values)
+        array = _array(values, f"{where}: input {shown(name)}")
         if array.dtype.kind not in "bif" or array.ndim < 1:
             mend = "need float32, whole numbers for tokens, or bool for a mask"
             if array.dtype.kind == "u":
@@ -95,7 +98,7 @@ def joined(arrays: Mapping[str, Any], where: str = "x") -> tuple[Array, dict[str
     if len(set(rows.values())) > 1:
         raise DataError(f"{where}: its inputs have {shown(rows)} samples; give as many of each")
     with np.errstate(over="ignore"):
-        flat = [found[name].reshape(len(found[name]), -1).astype(np.float32) for name in parts]
+        flat = [found[name].reshape(rows[name], math.prod(parts[name])).astype(np.float32) for name in parts]
     return np.concatenate(flat, 1), parts
 
 
@@ -114,7 +117,7 @@ def fitting(given: Mapping[str, Any], parts: Parts) -> Array:
     :class:`DataError` for other names or shapes."""
     if set(given) != set(parts):
         raise DataError(f"x: has the inputs {shown(sorted(map(str, given)))}; the model takes {told(parts)}")
-    arrays = {name: np.asarray(given[name]) for name in parts}
+    arrays = {name: _array(given[name], f"x: input {name!r}") for name in parts}
     if all(arrays[name].shape == shape for name, shape in parts.items()):
         arrays = {name: array[None] for name, array in arrays.items()}
     for name, shape in parts.items():

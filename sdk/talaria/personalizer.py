@@ -197,6 +197,8 @@ class Personalizer:
             raise ConfigError(f"recipe={shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:
             raise DataError(f"val: inputs of shape {held.x.shape[1:]}, train has {train.x.shape[1:]}")
+        if self._given is not None:
+            _require_inputs(self._given, train, held)
         read = {"train's samples": train.x, "val's samples": held.x}
         given = None if self._given is None else zoo.own(clone(self._given), tensor_of(train.x[:2]))
         if given is not None:
@@ -208,6 +210,8 @@ class Personalizer:
         recipe = recipe_under(recipe, replace(chosen, steps=None)).but(epochs=epochs, steps=None)
         model, parts = self._built(given, train.x[:2])
         tokens.require_known(model, {} if given is not None else read)
+        if given is None:
+            _require_inputs(model, train, held)
         classes = int(self._classes(model, train, held))
         scale = self._aim.scale(train.y)
         task = Task(
@@ -427,6 +431,12 @@ def _samples(given: Samples | tuple[Any, Any], name: str, task: str) -> Samples:
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise DataError(f"{name}: need Samples, or a pair (x, y) of arrays, got {type(given).__name__}")
     return Samples.of(*given, task=task)
+
+
+def _require_inputs(model: Module, *parts: Samples) -> None:
+    """Raise :class:`~talaria.errors.DataError` where named inputs are not those that ``model`` reads."""
+    for samples in parts:
+        several.require_fits(model, samples.x.shape[1:], samples.parts)
 
 
 def _answers(model: Module, x: Array, task: str) -> int:

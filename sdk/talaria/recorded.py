@@ -103,7 +103,7 @@ def of(x: Any, y: Any, client: Any = None, split: Any = None) -> Recorded:
 
 def _several(xs: Mapping[str, Any], y: Array, client: Array | None, split: Array | None, where: str) -> Recorded:
     x, parts = inputs.joined(xs, where)
-    plain = tuple(name for name in parts if np.asarray(xs[name]).dtype.kind in "bi")
+    plain = tuple(name for name in parts if inputs.array_of(xs[name], where).dtype.kind in "bi")
     return Recorded(x, y, client, split, parts, plain)
 
 

@@ -25,6 +25,8 @@ class Samples:
 
     x: Array
     y: Array
+    parts: inputs.Parts | None = field(default=None, repr=False, kw_only=True)
+    """The shapes of the named inputs side by side in ``x``; None: it is one input, or nobody knows their names."""
 
     def __post_init__(self) -> None:
         for name, value in (("x", self.x), ("y", self.y)):
@@ -56,9 +58,10 @@ class Samples:
         Raises :class:`DataError` for what is no array of numbers, and for targets that are no classes.
         """
         numbers = tasks.of(task).name == "regression"
-        values, given = inputs_of(x, "x"), inputs.array_of(y, "y")
+        named, parts = inputs.joined(x, "x") if isinstance(x, Mapping) else (x, None)
+        values, given = inputs_of(named, "x"), inputs.array_of(y, "y")
         labels = given.astype(np.float32) if numbers else recorded.whole(given, "y")
-        return Samples(values, np.array(labels, order="C"))
+        return Samples(values, np.array(labels, order="C"), parts=parts)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -66,11 +69,12 @@ class Samples:
     @staticmethod
     def joined(parts: Sequence[Samples]) -> Samples:
         """The samples of all ``parts``, at least one, in that order."""
-        return Samples(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+        x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
+        return Samples(x, y, parts=parts[0].parts)
 
     def take(self, index: Array) -> Samples:
         """The samples at ``index`` (int64), in that order."""
-        return Samples(self.x[index], self.y[index])
+        return Samples(self.x[index], self.y[index], parts=self.parts)
 
 
 def inputs_of(x: Any, name: str) -> Array:

@@ -186,6 +186,10 @@ def test_named_inputs_of_a_device_stand_side_by_side(tmp_path):
     for found in (NpzSource(tmp_path / "mine.npz").load(), handed((xs, y))):
         data = checked(found, (9,), 3)
         assert set(np.unique(data.train.x[:, :3])) == {0.0, 1.0}  # mask comes before walk
+        assert len(checked(found, (9,), 3, parts={"mask": (3,), "walk": (2, 3)}).train)
+        for other in ({"mask": (3,), "walk": (3, 2)}, {"a": (6,), "mask": (3,)}, {}):
+            with pytest.raises(DataError, match=r"have the inputs mask \(3,\), walk \(2, 3\), but the model takes"):
+                checked(found, (9,), 3, parts=other)
 
 
 def test_a_device_reads_its_own_unlabelled_windows_of_a_file(tmp_path):

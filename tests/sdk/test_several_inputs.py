@@ -136,6 +136,11 @@ def test_without_torch_a_model_of_another_package_is_named_and_never_imported() 
         ({"a b": np.zeros((5, 4), np.float32)}, r"'a b' names no input"),
         ({"about": np.array(["x"] * 5)}, r"input 'about' is <U1 \(5,\); need float32"),
         ({"about": np.zeros((5, 0), np.float32)}, r"about=\(0,\) must be its shape without N"),
+        (
+            {"about": [[1.0], [1.0, 2.0], [3.0], [4.0], [5.0]]},
+            r"input 'about': is no array .*give samples of one shape",
+        ),
+        ({"about": torch.zeros(5, 4).to_sparse()}, r"input 'about': is no array .*to_dense"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(changed: dict[str, Any], said: str) -> None:
@@ -176,3 +181,67 @@ def test_files_and_models_that_do_not_go_together_are_refused(tmp_path: Path) ->
     assert plain(torch.zeros(3, 4)).shape == (3, 4)
     with pytest.raises(ConfigError, match=r"mypkg\.nets:masked"):
         talaria.simulate("fedper", data, "mypkg.nets:masked:depth=3", rounds=1)
+
+
+@pytest.mark.parametrize("form", [torch.bfloat16, "asked", "listed"])
+def test_named_inputs_are_taken_from_tensors_of_any_kind(form: Any) -> None:
+    """As one array is: in half precision, with a slope asked for, one by one in a list."""
+    whole = torch.arange(20.0).reshape(5, 4)
+    about = whole.to(form) if form is torch.bfloat16 else whole.clone().requires_grad_()
+    given = {"about": [*about] if form == "listed" else about, "mask": np.ones((5, 3), bool)}
+    assert np.array_equal(Samples.of(given, np.arange(5) % 2).x[:, :4], whole.numpy())
+    assert np.array_equal(inputs.fitting(given, {"about": (4,), "mask": (3,)})[:, :4], whole.numpy())
+    assert Federated.from_arrays(given, [0, 1, 0, 1, 0], client=[0] * 5).meta["parts"] == {"about": (4,), "mask": (3,)}
+
+
+def test_a_predictor_takes_no_named_input_that_hides_values_or_is_none(tmp_path: Path) -> None:
+    xs, _ = recorded(5)
+    model = Several(Masked(3), imu=(6, 32), about=(4,), mask=(32,)).eval()
+    made = {"example": inputs.joined(xs)[0], "variants": ("fp32",), "seconds": 0}
+    make_bundle(tmp_path / "me.talaria", model, **made)
+    predict = Predictor(tmp_path / "me.talaria")
+    with pytest.raises(DataError, match=r"input 'about': hides 2 of its values under a mask"):
+        predict({**xs, "about": np.ma.masked_array(xs["about"], np.arange(20).reshape(5, 4) < 2)})
+    with pytest.raises(DataError, match=r"input 'about': is no array .*give samples of one shape"):
+        predict({**xs, "about": [[1.0], [1.0, 2.0]]})
+    with pytest.raises(DataError, match=r"shape \(0, 228\) does not fit"):
+        predict({name: values[:0] for name, values in xs.items()})
+
+
+def test_inputs_of_other_names_or_shapes_are_never_read_as_the_networks_own() -> None:
+    """Side by side they have as many numbers, and were learned from in a wrong order without a word."""
+    xs, y = recorded(12)
+    model = Several(Masked(3), imu=(6, 32), about=(4,), mask=(32,))
+    renamed = {"imu": xs["imu"], "mask": xs["mask"], "who": xs["about"]}
+    turned = {**xs, "imu": xs["imu"].transpose(0, 2, 1)}
+    for personal in (Personalizer(model), Personalizer(SPEC)):
+        with pytest.raises(DataError, match=r"the inputs imu .*, who \(4,\), and the model takes about \(4,\), imu"):
+            personal.fit((renamed, y), epochs=1)
+        with pytest.raises(DataError, match=r"the inputs about .*, imu \(32, 6\), .*takes about \(4,\), imu \(6, 32\)"):
+            personal.fit(Samples.of(xs, y), (turned, y), epochs=1)
+        personal.fit((xs, y), (inputs.joined(xs)[0], y), epochs=1)  # side by side they have no names
+    with pytest.raises(DataError, match=r"the inputs about .*, and the model reads one array; give it as"):
+        Personalizer(nn.Sequential(nn.Linear(228, 4), nn.Linear(4, 3))).fit((xs, y), epochs=1)
+
+
+def test_a_bundle_of_other_inputs_is_not_swapped_in(tmp_path: Path) -> None:
+    xs, _ = recorded(4)
+    made = {"example": inputs.joined(xs)[0], "variants": ("fp32",), "seconds": 0}
+    net = Masked(3)
+    make_bundle(tmp_path / "a.talaria", Several(net, imu=(6, 32), about=(4,), mask=(32,)).eval(), **made)
+    other = nn.Sequential(Several(Turned(net), walk=(6, 32), about=(4,), mask=(32,))).eval()
+    make_bundle(tmp_path / "b.talaria", other, **made)
+    predict = Predictor(tmp_path / "a.talaria")
+    with pytest.raises(ConfigError, match=r"takes the inputs about \(4,\), mask \(32,\), walk .*serves about .*, imu"):
+        predict.swap(tmp_path / "b.talaria")
+
+
+class Turned(nn.Module):
+    """The same network, to which an input has another name."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, walk: torch.Tensor, about: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.net(imu=walk, about=about, mask=mask)  # type: ignore[no-any-return]

@@ -23,6 +23,7 @@ def misfits(config: DeviceConfig, run: Run, looked: DeviceData | None) -> Iterat
         yield "error", {"error": str(error)}
     try:
         if looked is not None:
-            checked(looked, run.spec.input_shape, run.spec.classes, run.task)
+            parts = None if config.kit else rounds.named_inputs(run)  # a kit spares even a device that has torch
+            checked(looked, run.spec.input_shape, run.spec.classes, run.task, parts)
     except TalariaError as error:
         yield "data", {"error": str(error), "mend": "rounds are declined until then"}

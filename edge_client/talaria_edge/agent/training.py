@@ -186,7 +186,8 @@ class Learner:
         return Member(own.device, data.train, data.val, own.plan, own.engine, unlabelled=data.unlabelled)
 
     def _data(self) -> DeviceData:
-        return checked(self.config.source.load(), self.run.spec.input_shape, self.run.spec.classes, self.run.task)
+        spec, parts = self.run.spec, rounds.named_inputs(self.run)
+        return checked(self.config.source.load(), spec.input_shape, spec.classes, self.run.task, parts)
 
     def _held(self, model_digest: bytes) -> tuple[Tensors, ChannelMask | None]:
         """The global model on flash, dense; where that is a part, with the mask beyond which all is zero."""

@@ -192,6 +192,12 @@ class Predictor:
                     f"swap: {os.fspath(path)} is for {loaded.bundle.task}, this predictor serves "
                     f"{self._current.bundle.task}; make a new Predictor"
                 )
+            here, there = dict(self._current.bundle.parts), dict(loaded.bundle.parts)
+            if here != there:
+                raise ConfigError(
+                    f"swap: {os.fspath(path)} takes the inputs {inputs.told(there) or 'of one array'}, this predictor "
+                    f"serves {inputs.told(here) or 'one array'}; make a new Predictor"
+                )
             if (old.shape, old.windows, bool(old.mean)) != (new.shape, new.windows, bool(new.mean)):
                 raise ConfigError(
                     f"swap: {os.fspath(path)} takes {_taken(new)}, this predictor serves {_taken(old)}; "

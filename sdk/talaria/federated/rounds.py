@@ -24,6 +24,7 @@ from talaria.federated import handed_back, plan_compat, targets
 from talaria.federated.blueprint import Blueprint
 from talaria.federated.kit import Kit
 from talaria.federated.run import Member, Run
+from talaria.inputs import Parts
 from talaria.model import masks, zoo
 from talaria.model.importance import choose, importance
 from talaria.model.masks import ChannelLayout, ChannelMask
@@ -31,6 +32,7 @@ from talaria.model.spec import ModelSpec
 from talaria.model.split import Buffers, Split
 from talaria.model.weights import Model, Served, Weights
 from talaria.planning.plan import Plan
+from talaria.plugins import has_torch
 from talaria.tensors import Array, Tensors, only, prefixed, under, without
 from talaria.training.engine import state_of
 from talaria.training.interface import Task
@@ -72,6 +74,21 @@ def equip(run: Run, kit: Kit) -> None:
 def template(spec: ModelSpec) -> Module:
     """The unpruned model with the run's common initial weights. Shared: copy before changing it."""
     return zoo.build(spec)
+
+
+def named_inputs(run: Run) -> Parts | None:
+    """The shapes of the named inputs that the run's model reads, none where it is one; None where that is not known
+    here, as without torch before there is a kit."""
+    if run in _kits:
+        return _kits[run][0].source.parts
+    if not zoo.GROUP.is_foreign(run.spec.name):
+        return {}
+    if not has_torch():
+        return None
+    from talaria.model.several import Several
+
+    model = template(run.spec)
+    return model.parts if isinstance(model, Several) else {}
 
 
 def layout_of(spec: ModelSpec) -> ChannelLayout:
