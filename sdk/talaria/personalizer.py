@@ -117,6 +117,7 @@ class Personalizer:
         if self._spec is None and self._given is None:
             raise ConfigError(f"model={type(model).__name__} must be a ModelSpec or a torch module")
         if self._given is not None:
+            answers.require_own_weights(self._given, "model")
             several.require_one(self._given, "model")
         limits = sorted(set(self.budget.limits()) - {"accuracy_drop"})
         self._unplanned = self._given is not None and plan is None and bool(limits)
@@ -199,6 +200,7 @@ class Personalizer:
             raise DataError(f"val: inputs of shape {held.x.shape[1:]}, train has {train.x.shape[1:]}")
         if self._given is not None:
             _require_inputs(self._given, train, held)
+            answers.warn_of_frozen(self._given, "model")
         read = {"train's samples": train.x, "val's samples": held.x}
         given = None if self._given is None else zoo.own(clone(self._given), tensor_of(train.x[:2]))
         if given is not None:
@@ -385,7 +387,12 @@ class Personalizer:
     def _classes(self, model: Module, train: Samples, held: Samples) -> int:
         if self._spec is not None:
             zoo.require_form(self._spec, self._aim.answer, self.goal)
-        classes = _answers(model, train.x[:2], self.goal) if self._spec is None else self._spec.classes
+            classes = self._spec.classes
+        else:
+            found = _answered(model, train.x[:2], self.goal)
+            classes = int(found.shape[-1])
+            if self._aim.name != "regression":  # whose targets may add up to 1
+                answers.warn_of_shares(found, "model")
         for name, samples in (("train", train), ("val", held)):
             if len(samples):
                 self._aim.require(f"{name}:", samples.y, classes)
@@ -440,8 +447,13 @@ def _require_inputs(model: Module, *parts: Samples) -> None:
 
 
 def _answers(model: Module, x: Array, task: str) -> int:
-    """The number of classes that ``model`` tells apart, or its outputs. Raises :class:`~talaria.errors.ModelError`
-    where it does not map a float32 batch to logits (N, classes), or as the task needs."""
+    """The number of classes that ``model`` tells apart, or its outputs; raises as :func:`_answered`."""
+    return int(_answered(model, x, task).shape[-1])
+
+
+def _answered(model: Module, x: Array, task: str) -> Tensor:
+    """What ``model`` gives of ``x``. Raises :class:`~talaria.errors.ModelError` where it does not map a float32 batch
+    to logits (N, classes), or as the task needs."""
     form = tasks.of(task).answer
     try:
         with torch.no_grad():
@@ -454,7 +466,7 @@ def _answers(model: Module, x: Array, task: str) -> int:
     if not isinstance(answer, Tensor) or answer.dim() != len(form) or len(answer) != len(x):
         found = tuple(answer.shape) if isinstance(answer, Tensor) else f"a {type(answer).__name__}"
         raise ModelError(f"model: gives {found} for a batch of {len(x)}; it must give ({', '.join(form)}) and no more")
-    return int(answer.shape[-1])
+    return answer
 
 
 def _bundler() -> Callable[..., Any]:

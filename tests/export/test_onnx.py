@@ -8,8 +8,8 @@ import torch
 from tolerance import roundings
 from torch import Tensor, nn
 
-from talaria.errors import DataError, ModelError
-from talaria_export import export_onnx
+from talaria.errors import BundleError, DataError, ModelError
+from talaria_export import export_onnx, make_bundle
 from talaria_export.convert.onnx import OPSET
 from talaria_export.runtime.session import Session
 
@@ -189,3 +189,67 @@ def test_two_threads_may_export():
     with ThreadPoolExecutor(2) as threads:
         one, two = threads.map(lambda _: export_onnx(model, torch.zeros(2, 4)), range(2))
     assert one == two
+
+
+class Mirrored(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).T
+
+
+class Computed(nn.Module):
+    """Weights that are made anew in each call: orthogonal, symmetric, of the same parameter as another's, of a GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made = nn.utils.parametrizations
+        self.turn = made.orthogonal(nn.Linear(6, 6))
+        self.near, self.far = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.far.weight = self.near.weight
+        nn.utils.parametrize.register_parametrization(self.near, "weight", Mirrored())
+        self.gru = made.weight_norm(nn.GRU(6, 5, batch_first=True), "weight_hh_l0")
+        self.head = made.spectral_norm(nn.Linear(5, 7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.turn(x.transpose(1, 2)))
+        return self.head(self.gru(self.far(torch.tanh(self.near(x))))[0][:, -1])
+
+
+def test_weights_that_are_computed_are_exported_as_they_are(imu):
+    torch.manual_seed(0)
+    model = Computed().eval()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    session = Session(export_onnx(model, imu.x))
+    with torch.no_grad():
+        assert roundings(torch.from_numpy(session(imu.x.numpy())), model(imu.x)) <= 1000
+    after = model.state_dict()
+    assert [*after] == [*before]
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_what_neither_onnx_nor_its_runtime_has_is_named_with_the_mend(imu, tmp_path):
+    drawn = nn.Sequential(nn.Conv1d(6, 4, 3), nn.RReLU(), nn.Flatten(), nn.Linear(4 * 98, 7))
+    with pytest.raises(ModelError, match=r"rrelu.*ONNX has no operator for that; use another layer or function there"):
+        export_onnx(drawn, imu.x)
+    with pytest.raises(BundleError, match=r"implementation for Conv.*; give a model of float32 weights, or use"):
+        make_bundle(tmp_path / "me.talaria", Double(), example=imu.x, seconds=0)
+    with pytest.raises(ModelError, match=r"model: no bundle may hold it \(.*'Unique', .*; use another layer or"):
+        make_bundle(tmp_path / "me.talaria", Renormed(), example=imu.x, seconds=0)
+    assert not (tmp_path / "me.talaria").exists()
+
+
+class Double(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(6, 4, 3).double(), nn.Linear(4, 7).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x.double()).mean(2)).float()
+
+
+class Renormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(4, 8, max_norm=1.0), nn.Linear(8, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words((x[:, 0] > 0).long()).mean(1))

@@ -17,9 +17,11 @@ from talaria.federated.run import Run
 from talaria.model import answers, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of
+from talaria.personalizer import Personalizer
 from talaria.simulation.run import members_of, simulate
 from talaria.tensors import equal
 from talaria.types import Recipe
+from talaria_export import export_onnx
 
 PLAIN = ModelSpec("mypkg.nets:plain", (4,), 3, options={"width": 6})
 
@@ -432,3 +434,34 @@ def test_wrong_arrays_say_which_and_how(given: dict[str, Any], says: str) -> Non
     right: dict[str, Any] = {"x": [[0.0], [1.0], [0.0], [1.0]], "y": [0, 1, 0, 1]}
     with pytest.raises((DataError, ConfigError), match=says):
         Federated.from_arrays(**{**right, **given})
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (lambda: nn.LazyLinear(6), "0 is a LazyLinear.*make it a Linear with its sizes"),
+        (
+            lambda: nn.utils.weight_norm(nn.Conv1d(4, 6, 1)),
+            r"weights of 0 anew in each call; use torch.nn.utils.par",
+        ),
+    ],
+)
+def test_a_device_alone_and_an_export_name_what_cannot_be_copied(layer: Any, said: str) -> None:
+    net = nn.Sequential(layer(), nn.ReLU(), nn.Flatten(), nn.Linear(6, 3))
+    with pytest.raises(ModelError, match=said):
+        Personalizer(net)
+    with pytest.raises(ModelError, match=said):
+        export_onnx(net, torch.zeros(2, 4, 1))
+
+
+def test_a_device_alone_warns_as_a_simulation_does() -> None:
+    x, y = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
+    shares = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Softmax(1))
+    with pytest.warns(UserWarning, match="adds up to 1, as behind a Softmax.* End it with its last Linear layer"):
+        Personalizer(shares).fit((x, y), epochs=1)
+    Personalizer(shares, task="regression").fit((x, np.eye(3)[y]), epochs=1)  # shares may be what is learned
+    frozen = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    frozen[0].requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"requires_grad=False of 0.weight, 0.bias is not looked at.*\(freeze=0\)"):
+        Personalizer(frozen).fit((x, y), epochs=1)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from talaria import inputs, tasks, valid
-from talaria.errors import ConfigError, DataError, ModelError
+from talaria.errors import BundleError, ConfigError, DataError, ModelError
 from talaria.inputs import Parts
 from talaria.model.weights import Model, Served
 from talaria.types import Samples
 from talaria_export.build import selection
 from talaria_export.bundle.bundle import array_bytes, read_bundle, save, seal
 from talaria_export.bundle.manifest import VARIANTS, check_names
+from talaria_export.bundle.onnx_validator import AGAIN
 from talaria_export.bundle.preprocess import ELEMENTS, Array, Preprocessing, preprocessing
 from talaria_export.bundle.report import Check, Report
 from talaria_export.convert import served
@@ -164,7 +165,11 @@ def make_bundle(
     if executorch:
         manifest["programs"] = [_program(model, x, steps, members)]
     data = seal(manifest, members, signing_key)
-    read_bundle(data)  # nothing is written that would not open again
+    try:
+        read_bundle(data)  # nothing is written that would not open again
+    except BundleError as error:
+        why = str(error).removesuffix(AGAIN)
+        raise ModelError(f"model: no bundle may hold it ({why}); use another layer or function there") from None
     save(path, data)
     by = "the device's own graph" if isinstance(model, Served) else "torch"
     return _report(Path(path), manifest, data, (difference, by), reference)

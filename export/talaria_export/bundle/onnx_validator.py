@@ -26,6 +26,8 @@ _MODEL_PLAIN = {1, 2, 3, 4, 5, 6, 14}
 _NUMBERS = {1: "f", 6: "i", 7: "q"}
 """Types whose numbers may become a shape."""
 _MOST_NODES = 1 << 16
+AGAIN = "; export the model again"
+"""The mend that ends each refusal of a file."""
 MANY = 64
 """Inputs at once for which a graph is measured a second time, as its work must grow no faster than they do."""
 
@@ -54,7 +56,7 @@ class _Walk:
         self.inputs: dict[str, list[int]] = {}
 
     def refuse(self, why: str) -> BundleError:
-        return BundleError(f"{self.name}: {why}; export the model again")
+        return BundleError(f"{self.name}: {why}{AGAIN}")
 
     def fields(self, view: memoryview) -> Iterator[tuple[int, int | memoryview]]:
         at, end = 0, len(view)

@@ -10,13 +10,15 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
+from torch.nn.utils import parametrize
 
 from talaria.errors import ConfigError, DataError, ModelError
+from talaria.model import answers
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.merging import merge
@@ -98,7 +100,7 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
             f"example: need a float32 batch (N, ...), got {example.dtype} of shape {tuple(example.shape)}; "
             "add the batch dimension with x[None]"
         )
-    own = clone(model).cpu().eval().requires_grad_(False)
+    own = _fixed(_copied(model))
     if not keep_adapters:
         own = _merged(own)
     batch = example.detach().cpu()[:2]
@@ -118,6 +120,27 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
             f"model: gives {found} for a batch of {len(batch)}; it must give logits (N, classes) or (N, steps, classes)"
         )
     return own, batch
+
+
+def _copied(model: Module) -> Module:
+    try:
+        return clone(model).cpu().eval().requires_grad_(False)
+    except (RuntimeError, ValueError):
+        answers.require_own_weights(model, "model")
+        raise
+
+
+def _fixed(model: Module) -> Module:
+    """``model`` with the weights that torch.nn.utils.parametrize computes in each call as they are now: ONNX does not
+    have all that they are computed by, as orthogonal's matrix exponential."""
+    for layer in [one for one in model.modules() if parametrize.is_parametrized(one)]:
+        with torch.no_grad():
+            made = {name: getattr(layer, name).clone() for name in cast(Any, layer).parametrizations}
+        del layer.parametrizations
+        layer.__class__ = type(layer).__mro__[1]  # torch's own way back would change the class of the copied module too
+        for name, value in made.items():
+            setattr(layer, name, Parameter(value, requires_grad=False))
+    return model
 
 
 def _merged(model: Module) -> Module:
@@ -148,10 +171,10 @@ def _exported(model: Module, batch: Tensor) -> ModelProto:
     except OnnxExporterError as problem:
         cause = problem.__cause__ or problem
         reason = " ".join(str(cause).split())[:300]
-        raise ModelError(
-            f"model: torch cannot convert {type(model).__name__} to ONNX ({reason}); "
-            "avoid data-dependent Python control flow in forward"
-        ) from None
+        mend = "avoid data-dependent Python control flow in forward"
+        if reason.startswith("Error when translating node"):
+            mend = "ONNX has no operator for that; use another layer or function there"
+        raise ModelError(f"model: torch cannot convert {type(model).__name__} to ONNX ({reason}); {mend}") from None
     if program is None:
         raise ModelError(f"model: torch gave no ONNX program for {type(model).__name__}; simplify its forward")
     proto: ModelProto = program.model_proto

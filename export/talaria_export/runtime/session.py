@@ -40,7 +40,9 @@ class Session:
         try:
             session = onnxruntime.InferenceSession(model, options, providers=list(providers))
         except refusals() as problem:
-            raise BundleError(f"model: ONNX Runtime cannot load it ({short(problem)}); export it again") from None
+            lacking = "NOT_IMPLEMENTED" in str(problem)  # as a convolution of float64
+            mend = "give a model of float32 weights, or use another layer there" if lacking else "export it again"
+            raise BundleError(f"model: ONNX Runtime cannot load it ({short(problem)}); {mend}") from None
         inputs, outputs = session.get_inputs(), session.get_outputs()
         if len(inputs) != 1 or len(outputs) != 1 or inputs[0].type != "tensor(float)":
             raise BundleError("model: must have one float32 input and one output; export it again")

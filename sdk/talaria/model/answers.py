@@ -47,19 +47,29 @@ def require(module: Module, example: Tensor, outputs: int, what: str) -> None:
             f"number for each of {outputs} outputs, or (N, steps, {outputs}) for a label of each step"
             + (mend if turned else "")
         )
-    if outputs > 1 and bool((found >= 0).all()) and bool(((found.sum(-1) - 1).abs() < ROUNDING).all()):
+    warn_of_shares(found, what)
+    warn_of_frozen(module, what)
+
+
+def warn_of_shares(found: Tensor, what: str) -> None:
+    """Warn, beginning with ``what``, where what a network gives, ``found`` (..., classes), are shares already."""
+    if found.shape[-1] > 1 and bool((found >= 0).all()) and bool(((found.sum(-1) - 1).abs() < ROUNDING).all()):
         warnings.warn(
             f"{what}: what it gives adds up to 1, as behind a Softmax. Classes are learned from logits, and the "
             "predictor makes shares of them: it learns slowly so, and its shares are too even. End it with its last "
             "Linear layer",
-            stacklevel=2,
+            stacklevel=3,
         )
+
+
+def warn_of_frozen(module: Module, what: str) -> None:
+    """Warn, beginning with ``what``, of parameters of ``module`` that it says are frozen."""
     if still := [name for name, one in module.named_parameters() if not one.requires_grad]:
         layer = still[0].rpartition(".")[0] or still[0]
         warnings.warn(
             f"{what}: requires_grad=False of {some_of(still, 4)} is not looked at, for algorithm and recipe say what "
             f"learns; to keep a layer as it is, freeze it in the recipe (freeze={layer})",
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
