@@ -136,3 +136,25 @@ def test_a_gate_is_told_the_batch_of_the_model_and_nothing_else() -> None:
         assert batch.dim_param == proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param
         assert not any(size.HasField("dim_value") for size in rest)
     onnx.checker.check_model(proto, full_check=True)
+
+
+class Exact(nn.Module):
+    """Means of maps and of their squares in float64, where float32 would lose them."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.head = conv, nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).double()
+        over = tuple(range(2, x.dim()))
+        return self.head(torch.cat((x.mean(over), x.square().mean(over).sqrt()), 1).float())
+
+
+@pytest.mark.parametrize(("conv", "size"), [(nn.Conv1d(3, 4, 3), (3, 16)), (nn.Conv2d(3, 4, 3), (3, 8, 8))], ids=str)
+def test_means_in_float64_stay_what_onnx_runtime_has(conv: nn.Module, size: tuple[int, ...]) -> None:
+    """It pools float32 alone: such a network could not be loaded."""
+    torch.manual_seed(0)
+    model, x = Exact(conv).eval(), torch.randn(4, *size)
+    with torch.no_grad():
+        assert roundings(torch.from_numpy(Session(export_onnx(model, x))(x.numpy())), model(x)) <= 100

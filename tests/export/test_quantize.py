@@ -45,6 +45,13 @@ def test_half_precision_halves_the_file_and_keeps_the_answer(proto, imu):
     np.testing.assert_allclose(Session(data)(imu.x.numpy()), Session(plain)(imu.x.numpy()), atol=5e-3)
 
 
+def test_an_app_in_which_numpy_raises_for_what_is_lost_exports_too():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(32, 4)).eval()
+    nn.init.constant_(model[1].weight, 1e-12)
+    with np.errstate(all="raise"):
+        assert half(convert(model, torch.zeros(2, 4, 8))).ByteSize()
+
+
 def test_weights_beyond_half_precision_stay_as_they_are():
     model = nn.Sequential(nn.Flatten(), nn.Linear(20, 3))
     with torch.no_grad():

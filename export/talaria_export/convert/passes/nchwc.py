@@ -24,8 +24,9 @@ Shapes = Mapping[str, list[int]]
 
 
 def keep_blocked(model: ModelProto) -> None:
-    """Both rewrites, in place. Means are summed in another order (float32 rounding); all else is exact."""
-    known = shapes(model)
+    """Both rewrites of what is float32, in place: ONNX Runtime pools no other numbers. Means are summed in another
+    order (float32 rounding); all else is exact."""
+    known = shapes(model, TensorProto.FLOAT)
     pool_means(model, known)
     spread_gates(model, known)
 

@@ -168,12 +168,13 @@ class _Lift:
         return True
 
 
-def shapes(model: ModelProto) -> dict[str, list[int]]:
-    """Sizes of every value whose rank is known; 0 where a size is not fixed, as the batch's."""
+def shapes(model: ModelProto, kind: int | None = None) -> dict[str, list[int]]:
+    """Sizes of every value whose rank is known, of those of ONNX's type ``kind`` alone where one is given; 0 where a
+    size is not fixed, as the batch's."""
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    found = {tensor.name: list(tensor.dims) for tensor in inferred.initializer}
+    found = {tensor.name: list(tensor.dims) for tensor in inferred.initializer if kind in (None, tensor.data_type)}
     for value in [*inferred.input, *inferred.value_info, *inferred.output]:
-        if value.type.tensor_type.HasField("shape"):
+        if value.type.tensor_type.HasField("shape") and kind in (None, value.type.tensor_type.elem_type):
             found[value.name] = [size.dim_value for size in value.type.tensor_type.shape.dim]
     return found
 
