@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import Module, RNNBase
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from talaria import seeds
 from talaria.model.masks import Axis
 from talaria.model.packing import MOMENTS, RUNS, Padded
 
@@ -39,7 +40,8 @@ class StandIn(Module):
 
     def __init__(self, own: RNNBase) -> None:
         super().__init__()
-        self.units = nn.Linear(own.input_size, own.hidden_size)
+        with seeds.aside():
+            self.units = nn.Linear(own.input_size, own.hidden_size)
         for name in _SAID:  # which the network's own forward may read
             setattr(self, name, getattr(own, name))
         self.several = own.num_layers * (2 if own.bidirectional else 1)

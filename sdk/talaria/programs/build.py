@@ -28,6 +28,7 @@ VECTORS = 4
 and the next vector tells more."""
 
 
+@torch.inference_mode(False)
 def build(spec: ModelSpec, trained: str = "all", recipe: Recipe = Recipe()) -> bytes:
     """The file of the program that trains ``trained`` of ``spec``: ``all``, or parts with commas between, such as
     ``adapters,head``.

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch.nn import Module
 
 from talaria import algorithms, tasks, valid
@@ -148,6 +149,7 @@ class Experiment:
         return result
 
 
+@torch.inference_mode(False)
 def simulate(
     algorithm: str | Algorithm = "fedavg",
     data: str | Federated = "smartwatch",
@@ -377,6 +379,7 @@ def prepare(
     )
 
 
+@torch.inference_mode(False)
 def resume(
     folder: str | Path,
     *,

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from talaria.cli.main import app
 from talaria.errors import BudgetError, ModelError
-from talaria.model import pruning, zoo
+from talaria.model import prunability, pruning, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
-from talaria.planning import latency_model, measured, planner
+from talaria.planning import latency_model, measured, microbenchmarks, planner
 from talaria.planning.budget import Budget
 from talaria.planning.latency_model import Cost
 from talaria.planning.layer_stats import FEATURES, Widths, anatomy
@@ -146,3 +146,10 @@ def test_simulate_takes_them_by_name_with_data_of_ones_own(tmp_path: Path) -> No
         told = json.loads(ran.stdout)
         assert (told["model"]["name"], told["model"]["options"]) == (spec.name, {"width": 8})
         assert len(told["clients"]) == 2
+
+
+def test_planning_draws_nothing_from_torchs_own_generator() -> None:
+    model, before = zoo.build(GATED), torch.get_rng_state()
+    prunability.survey(model, torch.zeros(2, *SHAPE))
+    microbenchmarks.train_rate()
+    assert torch.equal(torch.get_rng_state(), before)

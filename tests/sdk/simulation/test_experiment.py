@@ -20,7 +20,7 @@ import torch
 from mypkg.nets import plain
 from rich.console import Console
 from safetensors.numpy import load_file, save_file
-from torch.nn import Linear, Sequential
+from torch.nn import Linear, ReLU, Sequential
 from typer.testing import CliRunner
 
 import talaria
@@ -38,6 +38,7 @@ from talaria.errors import ConfigError, DataError, StateError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.simulation import checkpoint
 from talaria.simulation.simulator import RoundFacts
+from talaria.tensors import equal
 from talaria.training.engine import predict
 from talaria.types import Samples
 
@@ -501,3 +502,24 @@ def test_what_is_no_path_is_said() -> None:
     for ask in (result.report, result.save):
         with pytest.raises(ConfigError, match="=3 must be a path"):
             ask(3)  # type: ignore[arg-type]
+
+
+def test_an_app_that_infers_may_simulate_meanwhile(tmp_path: Path) -> None:
+    """``torch.inference_mode`` around an app's code lets nothing learn, and what is made in it never."""
+    network = Sequential(Linear(4, 5), ReLU(), Linear(5, 3))
+    alone = talaria.simulate("fedper", "mypkg.sets:rings", network, rounds=1)
+    for engine in ("torch", "onnx"):
+        with torch.inference_mode():
+            found = talaria.simulate(
+                "fedper", "mypkg.sets:rings", network, rounds=1, engine=engine, save=tmp_path / engine
+            )
+            again = talaria.resume(tmp_path / engine)
+        assert again.accuracy.mean == found.accuracy.mean
+        assert engine == "onnx" or equal(found.learned.shared, alone.learned.shared)
+
+
+@pytest.mark.parametrize("algorithm", ["pfedgm", "thorki", "heart_pfl"])
+def test_torchs_generator_is_the_apps_own(algorithm: str) -> None:
+    before = torch.get_rng_state()
+    talaria.simulate(algorithm, "mypkg.sets:rings", "mypkg.nets:plain", rounds=1)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -47,9 +47,8 @@ def module_of(head: Linear | Quadratic) -> Module:
     if isinstance(head, Quadratic):
         return nn.Sequential(Projected(tensor_of(head.matrix)), Scores(head))
     weight = tensor_of(head.weight)
-    layer = nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
-    layer.weight.data.copy_(weight)
-    layer.bias.data.copy_(tensor_of(head.bias))
+    layer = nn.Linear(weight.shape[1], weight.shape[0], device="meta")  # where nothing is drawn
+    layer.weight, layer.bias = nn.Parameter(weight.clone()), nn.Parameter(tensor_of(head.bias).clone())
     return layer
 
 
