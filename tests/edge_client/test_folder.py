@@ -341,7 +341,7 @@ def test_a_label_by_hand(tmp_path):
         CliRunner().invoke(app, ["label", str(path), "a", "walk"], catch_exceptions=False)
 
 
-def test_windows_of_several_named_inputs(tmp_path):
+def test_windows_of_several_named_inputs(tmp_path, caplog):
     source = FolderSource(tmp_path / "windows")
     draw = np.random.default_rng(0)
     for i in range(20):
@@ -353,5 +353,12 @@ def test_windows_of_several_named_inputs(tmp_path):
     found = checked(source.load(), (15,), 2)
     assert len(found.train) + len(found.val) == 22
     assert set(np.unique(found.train.x[:, 10:])) <= {0.0, 1.0}
+    with pytest.raises(
+        DataError, match=r"train samples have the inputs imu \(2, 5\), mask \(5,\), but the model takes"
+    ):
+        checked(source.load(), (15,), 2, parts={"imu": (5, 2), "mask": (5,)})
+    source.record({"imu": draw.normal(size=(5, 2)), "mask": np.arange(5) < 3}, 0)
+    assert len(checked(source.load(), (15,), 2, parts={"imu": (2, 5), "mask": (5,)}).train) + len(found.val) == 22
+    assert "not read, as they have other inputs than most (imu (2, 5), mask (5,)): " in caplog.text
     with pytest.raises(DataError, match=r"record: x: input 'imu' is uint8 .*; divide pixels by 255 as float32"):
         source.record({"imu": np.zeros((2, 5), np.uint8)})

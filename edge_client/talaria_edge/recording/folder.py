@@ -117,9 +117,12 @@ class FolderSource:
                     parts[part][1].append(label)
                     parts[part][2].append(f"{one.name}.npz")
         empty = np.zeros((0, *(windows[0].x.shape[1:] if windows else (1,))), np.float32)
+        named = next((one.parts for one in windows if one.parts is not None), None)
         whole = all(isinstance(label, int) for _, labels, _ in parts for label in labels)
         train, val, test = (
-            Samples(np.stack(x), _targets(y)) if x else Samples(empty, np.zeros(0, np.int64 if whole else np.float32))
+            Samples(np.stack(x), _targets(y), parts=named)
+            if x
+            else Samples(empty, np.zeros(0, np.int64 if whole else np.float32))
             for x, y, _ in parts
         )
         rest = np.stack(unlabelled) if unlabelled else None
@@ -133,13 +136,16 @@ class FolderSource:
 
         Raises :class:`~talaria.errors.DataError` for what no round could learn from: no numbers, none at all, or NaN.
         """
-        several = {name: _window(one)[None] for name, one in x.items()} if isinstance(x, Mapping) else None
-        values = _window(x) if several is None else inputs.joined(several, "record: x")[0][0]
+        if isinstance(x, Mapping):
+            given = {f"x_{name}": _window(one)[None] for name, one in x.items()}
+            inputs.joined({name.removeprefix("x_"): one for name, one in given.items()}, "record: x")  # what it refuses
+        else:
+            given = {"x": _window(x)[None]}
         name = f"{int(time.time() * 1000):013d}-{os.urandom(4).hex()}"
         if y is not None:
             self.label(name, y)  # first: a kill between the two leaves a label without window, which is nothing
         out = io.BytesIO()
-        np.savez(out, x=values[None])
+        np.savez(out, **given)  # type: ignore[arg-type]
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             durable.write(self.path / f"{name}.npz", out.getvalue())
@@ -211,7 +217,18 @@ class FolderSource:
         if odd:
             logger.warning("%s: not read, as their windows have another shape than %s: %s", self.path, shape,
                            some_of(odd, 6))  # fmt: skip
-        return [one for one in reversed(found) if one.x.shape[1:] == shape], leaving, unread
+        return self._of_one_kind([one for one in reversed(found) if one.x.shape[1:] == shape]), leaving, unread
+
+    def _of_one_kind(self, windows: list[_Window]) -> list[_Window]:
+        """Those whose inputs are named as most are, and those that say no names."""
+        kinds = [None if one.parts is None else inputs.told(one.parts) for one in windows]
+        named = Counter(kind for kind in kinds if kind is not None)
+        if len(named) < 2:
+            return windows
+        ((most, _),) = named.most_common(1)
+        odd = [one.name for one, kind in zip(windows, kinds, strict=True) if kind not in (None, most)]
+        logger.warning("%s: not read, as they have other inputs than most (%s): %s", self.path, most, some_of(odd, 6))
+        return [one for one, kind in zip(windows, kinds, strict=True) if kind in (None, most)]
 
     def _files(self) -> list[tuple[Path, int, float]]:
         """Files, their bytes and when they were written, oldest first."""
@@ -288,11 +305,12 @@ class _Window:
     y: Array | None = field(repr=False)
     split: Array | None = field(repr=False)
     begin: int = 0
+    parts: inputs.Parts | None = None
 
     def last(self, count: int) -> _Window:
         """The newest of its windows."""
         y, split = (None if one is None else one[-count:] for one in (self.y, self.split))
-        return _Window(self.name, self.at, self.x[-count:], y, split, self.begin + len(self.x) - count)
+        return _Window(self.name, self.at, self.x[-count:], y, split, self.begin + len(self.x) - count, self.parts)
 
 
 def _unusable(path: Path, error: OSError) -> DataError:
@@ -315,7 +333,8 @@ def _window(x: Any) -> Array:
 def _read(path: Path, at: float, limit: int) -> _Window:
     several = sorted(name for name in npz.names(path) if name.startswith("x_"))
     raw = npz.read(path, several or ("x",), ("y", "split"), limit)
-    x = inputs.joined({name.removeprefix("x_"): raw[name] for name in several})[0] if several else raw["x"]
+    named = {name.removeprefix("x_"): raw[name] for name in several}
+    x, parts = inputs.joined(named) if several else (raw["x"], None)
     if x.dtype.kind not in "bfiu" or x.ndim < 2 or not len(x):
         raise DataError(f"x is {x.dtype} {x.shape}; it needs numbers, (N, ...)")
     rest = {name: raw.get(name) for name in ("y", "split")}
@@ -326,7 +345,7 @@ def _read(path: Path, at: float, limit: int) -> _Window:
     values = recorded.scaled(x)
     if not np.isfinite(values).all():
         raise DataError("x holds NaN or infinity; drop or repair that window")
-    return _Window(path.stem, at, values, rest["y"], made.split)
+    return _Window(path.stem, at, values, rest["y"], made.split, parts=parts)
 
 
 def _unknown(label: Any) -> bool:
