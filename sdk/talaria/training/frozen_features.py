@@ -28,6 +28,12 @@ from talaria.training.batching import LARGEST_CACHE, steps_of
 from talaria.training.interface import Task
 from talaria.types import Recipe, Samples
 
+_DRAWN = {
+    *("rand_like", "randn_like", "randint_like", "bernoulli", "normal", "uniform", "poisson", "multinomial"),
+    *("exponential", "log_normal", "dropout", "alpha_dropout", "feature_alpha_dropout", "rrelu", "gumbel_softmax"),
+}
+"""Functions and methods that draw at random."""
+
 
 @dataclass(frozen=True)
 class Halves:
@@ -53,10 +59,17 @@ def halve(model: Module, only: Collection[str]) -> Halves | str:
     ``model`` is left frozen but for ``only``, as :func:`talaria.training.loop.freeze_but` leaves it.
     """
     loop.freeze_but(model, only)
+    own = set(vars(model))
     try:
-        graph: fx.Graph = _Tracer().trace(model)
+        return _halved(model, _Tracer().trace(model), only)
     except (fx.proxy.TraceError, TypeError, RuntimeError, AttributeError, ValueError) as error:
         return f"its forward cannot be followed ({' '.join(str(error).split())[:120]})"
+    finally:
+        for name in set(vars(model)) - own:  # where fx leaves what the pass made without a sample
+            delattr(model, name)
+
+
+def _halved(model: Module, graph: fx.Graph, only: Collection[str]) -> Halves | str:
     nodes = list(graph.nodes)
     first = next((i for i, node in enumerate(nodes) if _trains(model, node, set(only))), len(nodes) - 1)
     at = next((i for i in range(first, 1, -1) if _passing(nodes, i) is not None), None)
@@ -134,6 +147,8 @@ def _trains(model: Module, node: fx.Node, only: set[str]) -> bool:
         layer = model.get_submodule(str(node.target))
         names = [f"{node.target}.{n}" for n, _ in (*layer.named_parameters(), *layer.named_buffers())]
         return any(n in only for n in names) or any(m.training and _minds(m) for m in layer.modules())
+    if node.op in ("call_function", "call_method") and model.training:
+        return str(getattr(node.target, "__name__", node.target)).rstrip("_") in _DRAWN
     return node.op == "output" or (node.op == "get_attr" and str(node.target) in only)
 
 
@@ -155,7 +170,7 @@ def _lower(model: Module, nodes: list[fx.Node], value: fx.Node) -> Module:
     for node in nodes:
         env[node] = graph.node_copy(node, env.__getitem__)
     graph.output(env[value])
-    return fx.GraphModule(model, graph).requires_grad_(False).eval()
+    return _made(model, graph).requires_grad_(False).eval()
 
 
 def _upper(model: Module, nodes: list[fx.Node], value: fx.Node) -> Module:
@@ -163,7 +178,17 @@ def _upper(model: Module, nodes: list[fx.Node], value: fx.Node) -> Module:
     env = {value: graph.placeholder("features")}
     for node in nodes:
         env[node] = graph.node_copy(node, env.__getitem__)
-    return fx.GraphModule(model, graph)
+    return _made(model, graph)
+
+
+def _made(model: Module, graph: fx.Graph) -> Module:
+    """A half. What the pass makes without a sample (``torch.arange(8)``, ``self.waves.T``) fx keeps as its buffer,
+    which no state of the network has."""
+    made = fx.GraphModule(model, graph)
+    made._non_persistent_buffers_set |= {
+        name for name in made._buffers if name not in model._buffers and "." not in name
+    }
+    return made
 
 
 def torch_runner(lower: Module) -> Callable[[Array], Array]:

@@ -7,7 +7,9 @@ from tolerance import roundings
 from torch import Tensor, nn
 from torch.nn import Module
 
+import talaria
 from talaria.algorithms.fedrep import FedRep
+from talaria.data import load as load_data
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import load, state_of, tensor_of
@@ -181,6 +183,56 @@ def test_a_dropout_below_the_head_is_drawn_anew_in_every_step() -> None:
     assert not isinstance(found, str)
     assert any(isinstance(m, nn.Dropout) for m in found.upper.modules())
     assert not any(isinstance(m, nn.Dropout) for m in found.lower.modules())
+
+
+class Waves(Module):
+    """Numbers that the pass makes without a sample, below the head and in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.mid, self.head = nn.Linear(4, 4), nn.Linear(6, 6), nn.Linear(6, 4)
+        self.register_buffer("waves", torch.linspace(-1, 1, 24).reshape(6, 4).cos())
+        self.register_buffer("prior", torch.linspace(0, 1, 12).reshape(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.low(x)) @ self.waves.T + 0.1 * torch.arange(6.0)
+        out: Tensor = self.head(torch.relu(self.mid(y))) @ self.prior.exp().T
+        return out
+
+
+def test_numbers_that_the_pass_makes_are_no_part_of_the_state() -> None:
+    """A head alone was refused: its tensors '_tensor_constant0' are in no state."""
+    data, model = load_data("mypkg.sets:rings"), Waves()
+    found = [
+        talaria.simulate("fedrep", data, model, head="head", rounds=2, engine=engine) for engine in ("torch", "onnx")
+    ]
+    for name, value in found[0].model("client-0").state_dict().items():
+        assert roundings(found[1].model("client-0").state_dict()[name], value) <= 2000, name
+    before = set(vars(model))
+    assert not isinstance(frozen_features.halve(model, ["head.weight", "head.bias"]), str)
+    assert set(vars(model)) == before
+
+
+class Noisy(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.low(x))
+        if self.training:
+            y = y + torch.randn_like(y)
+        out: Tensor = self.head(y)
+        return out
+
+
+def test_noise_below_the_head_is_drawn_anew_in_every_step() -> None:
+    model = Noisy()
+    found = frozen_features.halve(model, ["head.weight", "head.bias"])
+    assert not isinstance(found, str)
+    x = torch.ones(2, 4)
+    assert torch.equal(found.lower(x), found.lower(x))
+    assert not torch.equal(found.upper(found.lower(x)), found.upper(found.lower(x)))
 
 
 def test_nothing_is_kept_where_the_first_layer_trains() -> None:
