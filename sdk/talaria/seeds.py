@@ -40,7 +40,7 @@ class _Key(ISeedSequence):
     """A Philox's key as it asks for one: ``Philox(key=...)`` reads the system's entropy first, five times as long."""
 
     def __init__(self, seed: int) -> None:
-        self._words = np.array([seed, 0], np.uint64)
+        self._words = np.array([seed % 2**64, seed >> 64], np.uint64)
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Numbers:
         return self._words

@@ -102,6 +102,12 @@ def test_words_are_blocks_of_philox_from_counter_one(asked, count):
         assert seeds.uniform(*asked) == (expected[0] >> 11) / 2**53
 
 
+@pytest.mark.parametrize("key", [0, 1, FULL, FULL + 1, 3 << 100, 2**128 - 1])
+def test_a_key_may_have_two_words(key):
+    """As that of a device that rounds its update at random, which nobody may guess."""
+    assert seeds.Draws(key).words(4).tolist() == philox((key & FULL, key >> 64), (1, 0, 0, 0))
+
+
 def test_every_part_of_the_question_changes_the_draw():
     asked = [(0, "anna", 1, "cohort"), (1, "anna", 1, "cohort"), (0, "bert", 1, "cohort"), (0, "anna", 2, "cohort")]
     asked += [(0, "anna", 1, "delay"), (0, "anna1", 1, "cohort"), (0, "anna", 11, "cohort")]
