@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from talaria.errors import BundleError, ConfigError, ModelError
+from talaria.errors import BundleError, ConfigError, DataError, ModelError
 from talaria_export import make_bundle, open_bundle, verify_bundle
 
 
@@ -127,3 +127,36 @@ def test_parity_inputs_come_back_from_their_seed(bundle):
     first = drawn(source["seed"], 4, (6, 100), source["shift"], source["scale"])
     assert np.array_equal(first, drawn(source["seed"], 4, (6, 100), source["shift"], source["scale"]))
     assert abs(float(first.std()) - source["scale"]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"example": None}, "example: holds object, need numbers"),
+        ({"example": np.zeros((1, 6, 100))}, r"example: need a float32 batch \(N, ...\), got float64 .*numpy.float32"),
+        ({"samples": (1, 2, 3)}, r"samples: need Samples, or a pair \(x, y\) of arrays, got tuple"),
+        ({"samples": (np.zeros((2, 6, 100)), [7, 8])}, r"samples: labels span 7\.\.8, need 0\.\.6"),
+        (
+            {"calibration": np.zeros((4, 3, 100), np.float32)},
+            r"calibration is float32 \(4, 3, 100\), but the model takes",
+        ),
+        ({"calibration": np.full((4, 6, 100), np.nan, np.float32)}, "calibration holds NaN or infinity"),
+        ({"meta": ["a"]}, r"meta=\['a'\] must be a table by names"),
+        ({"gate": 0.9}, r"gate=0.9 must be a Gate, such as Gate\(agreement=0.98\)"),
+        ({"seconds": "long"}, "seconds='long' must be at least 0"),
+        ({"seed": "x"}, "seed='x' must be a whole number"),
+        ({"stride": 2.5}, "stride=2.5 must be a whole number"),
+        ({"model": len}, "model=.*len.* must be a torch module"),
+    ],
+)
+def test_what_is_given_wrong_is_told_and_nothing_is_written(imu, tmp_path, given, said):
+    """Each ended in an error of Python's, numpy's or ONNX Runtime's, or passed: labels that no answer meets."""
+    model, options = given.pop("model", imu.model), {"example": imu.x, "seconds": 0} | given
+    with pytest.raises((ConfigError, DataError, ModelError), match=said):
+        make_bundle(tmp_path / "me.talaria", model, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_example_may_be_part_of_a_training(imu, tmp_path):
+    example = imu.x.clone().requires_grad_()
+    assert make_bundle(tmp_path / "me.talaria", imu.model, example=example, variants=("fp32",), seconds=0).ok

@@ -111,7 +111,13 @@ def test_variant_threads_and_provider_can_be_chosen(bundle, imu):
 
 @pytest.mark.parametrize(
     ("options", "word"),
-    [({"variant": "int4"}, "fp16"), ({"threads": 0}, "threads"), ({"providers": ["Warp"]}, "CPUExecutionProvider")],
+    [
+        ({"variant": "int4"}, "fp16"),
+        ({"threads": 0}, "threads"),
+        ({"threads": "2"}, "threads='2' must be a whole number"),
+        ({"providers": ["Warp"]}, "CPUExecutionProvider"),
+        ({"providers": "Warp"}, r"providers=\['Warp'\]"),
+    ],
 )
 def test_options_that_cannot_be_served_are_named(bundle, options, word):
     with pytest.raises(ConfigError, match=word):

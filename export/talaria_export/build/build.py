@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from talaria import inputs, tasks, valid
+from talaria.data.federated import require_inputs
 from talaria.errors import BundleError, ConfigError, DataError, ModelError
+from talaria.foreign import shown
 from talaria.inputs import Parts
 from talaria.model.weights import Model, Served
 from talaria.types import Samples
@@ -99,8 +101,13 @@ def make_bundle(
     if precision not in ("fp32", "fp16"):
         raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")
     task = task if tasks.of(task).name == "regression" else tasks.of(task).name  # how classes were learned stays out
-    held = samples if samples is None or isinstance(samples, Samples) else Samples.of(*samples, task=task)
-    example = np.asarray(example)
+    _require_options(meta, gate, seconds, seed)
+    held, example = _held_out(samples, task), inputs.array_of(example, "example")
+    if example.dtype != np.float32 or example.ndim < 2 or not len(example):
+        raise DataError(
+            f"example: need a float32 batch (N, ...), got {example.dtype} of shape {example.shape}; convert it with "
+            "numpy.float32, and add the batch dimension with x[None]"
+        )
     if held is not None and held.x.shape[1:] != example.shape[1:]:
         sizes = ", ".join(map(str, example.shape[1:]))
         raise DataError(f"samples: x has shape {held.x.shape}, and the model takes (N, {sizes}); give such as it takes")
@@ -120,6 +127,8 @@ def make_bundle(
             f"model: gives {expected.shape} for a batch of {len(x)}; for task={task!r} it must give {form}"
         )
     names = _labels(labels, expected.shape[-1])
+    if held is not None and len(held):
+        tasks.of(task).require("samples:", held.y, expected.shape[-1])
     calibrated, judged = _roles(held, calibration, x)
     reference = _reference(dense, example, steps)
 
@@ -173,6 +182,25 @@ def make_bundle(
     save(path, data)
     by = "the device's own graph" if isinstance(model, Served) else "torch"
     return _report(Path(path), manifest, data, (difference, by), reference)
+
+
+def _require_options(meta: object, gate: object, seconds: object, seed: object) -> None:
+    """Raise :class:`~talaria.errors.ConfigError` for options that are none."""
+    if meta is not None and not isinstance(meta, Mapping):
+        raise ConfigError(f"meta={shown(meta)} must be a table by names, which becomes the model card")
+    if not isinstance(gate, Gate):
+        raise ConfigError(f"gate={shown(gate)} must be a Gate, such as Gate(agreement=0.98)")
+    valid.number("bundle", "seconds", seconds, "at least 0, the CPU time that measuring takes", low=0)
+    valid.whole("bundle", "seed", seed, 0)
+
+
+def _held_out(samples: object, task: str) -> Samples | None:
+    if samples is None or isinstance(samples, Samples):
+        return samples
+    if not isinstance(samples, tuple | list) or len(samples) != 2:
+        raise DataError(f"samples: need Samples, or a pair (x, y) of arrays, got {type(samples).__name__}")
+    x, y = samples
+    return Samples.of(x, y, task=task)
 
 
 def _named(model: Model, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -298,9 +326,11 @@ def _roles(
     held: Samples | None, calibration: Tensor | Array | None, probes: Array
 ) -> tuple[Array | None, tuple[Array, Array | None]]:
     """Inputs to calibrate on, and (x, y) to judge by: never the same ones."""
-    given = None if calibration is None else np.asarray(calibration)
+    given = None if calibration is None else inputs.array_of(calibration, "calibration")
     if given is not None and given.dtype != np.float32:
         raise DataError(f"calibration: need float32 inputs, got {given.dtype}; convert them first")
+    if given is not None:
+        require_inputs("calibration", given, probes.shape[1:])
     if held is None or len(held) == 0:
         return given, (probes, None)
     x, y = held.x, held.y

@@ -47,8 +47,10 @@ class Preprocessing:
             raise ConfigError("normalize: mean must be finite and std finite and above 0, for every channel")
         if self.stride is not None and len(self.shape) != 2:
             raise ConfigError(f"stride: inputs of shape {self.shape} are no windows (channels, steps) of a recording")
-        if self.stride is not None and not 1 <= self.stride < 1 << 24:
-            raise ConfigError(f"stride={self.stride} must be at least 1: the steps from one window to the next")
+        if self.stride is not None and (type(self.stride) is not int or not 1 <= self.stride < 1 << 24):
+            raise ConfigError(
+                f"stride={self.stride} must be a whole number from 1 on: the steps from one window to the next"
+            )
 
     @property
     def empty(self) -> bool:

@@ -18,6 +18,7 @@ from torch.nn import Module, Parameter
 from torch.nn.utils import parametrize
 
 from talaria.errors import ConfigError, DataError, ModelError
+from talaria.foreign import shown
 from talaria.model import answers
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
@@ -123,6 +124,8 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
 
 
 def _copied(model: Module) -> Module:
+    if not isinstance(model, Module):
+        raise ModelError(f"model={shown(model)} must be a torch module")
     try:
         return clone(model).cpu().eval().requires_grad_(False)
     except (RuntimeError, ValueError):

@@ -133,7 +133,8 @@ class Predictor:
         trust: str | bytes | None = None,
         limits: Limits = Limits(),
     ) -> None:
-        self._options: dict[str, Any] = {"threads": threads, "providers": tuple(providers)}
+        chosen = (providers,) if isinstance(providers, str) else tuple(providers)
+        self._options: dict[str, Any] = {"threads": threads, "providers": chosen}
         self._variant = variant
         self._trust = trust
         self._limits = limits

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnxruntime
 
+from talaria import valid
 from talaria.errors import BundleError, ConfigError, DataError
 from talaria.planning.io_binding import Bound
 from talaria.planning.refusals import refusals, short
@@ -24,8 +25,7 @@ class Session:
     def __init__(
         self, model: bytes, *, threads: int = 1, providers: Sequence[str] = (CPU,), optimize: bool = True
     ) -> None:
-        if threads < 1:
-            raise ConfigError(f"threads={threads} must be at least 1")
+        valid.whole("session", "threads", threads, 1)
         unknown = [name for name in providers if name not in onnxruntime.get_available_providers()]
         if unknown or not providers:
             here = ", ".join(onnxruntime.get_available_providers())
