@@ -108,6 +108,10 @@ class Personalizer:
             raise ConfigError(
                 f"plan={shown(plan)} must be a Plan; talaria.federated.plan_compat.read takes one from a file"
             )
+        if head is not None and not isinstance(head, str):
+            raise ConfigError(f"head={shown(head)} must be the dotted name of a layer, such as 'fc', or left out")
+        if profile is not None and not isinstance(profile, Profile):
+            raise ConfigError(f"profile={shown(profile)} must be a Profile, as talaria profile measures one")
         self.budget = budget or Budget()
         self.seed = seed
         self._head = head

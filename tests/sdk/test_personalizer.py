@@ -349,11 +349,12 @@ def test_what_cannot_be_learned_from_says_why(model: Any, train: Any, val: Any, 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("budget", {"latency_ms": 3}), ("plan", {"widths": {}}), ("recipe", {"lr": 1})]
+    ("name", "value"),
+    [("budget", {"latency_ms": 3}), ("plan", {"widths": {}}), ("recipe", {"lr": 1}), ("profile", 5), ("head", 2)],
 )
 def test_settings_of_another_kind_are_refused_by_name(name: str, value: Any) -> None:
     settings, recipe = ({}, value) if name == "recipe" else ({name: value}, None)
-    with pytest.raises(ConfigError, match=f"{name}=.* must be a "):
+    with pytest.raises(ConfigError, match=f"{name}=.* must be (a|the dotted name of a) "):
         Personalizer(FOUR, **settings).fit((X, Y), recipe=recipe)
 
 
