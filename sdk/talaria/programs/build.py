@@ -35,8 +35,20 @@ def build(spec: ModelSpec, trained: str = "all", recipe: Recipe = Recipe()) -> b
 
     ``recipe`` gives momentum, weight decay and smoothing; the rate is an input, and what else it says is the loop's.
     Raises :class:`~talaria.errors.ModelError` for a layer without a rule, and where the program errs more than twice as
-    much against float64 as torch does in float32.
+    much against float64 as torch does in float32; :class:`~talaria.errors.ConfigError` for other steps than those of
+    SGD.
     """
+    if not isinstance(spec, ModelSpec):
+        raise ConfigError(
+            f"build: spec={type(spec).__name__} must be a ModelSpec; of a torch module, "
+            "talaria.model.zoo.keep(module, input_shape, classes) gives one"
+        )
+    if not recipe.plain:
+        odd = f"clip={recipe.clip:g}" if recipe.optimizer == "sgd" else f"optimizer={recipe.optimizer!r}"
+        raise ConfigError(
+            f"recipe: {odd} is no part of a program, whose step is that of SGD with momentum; leave it out. A fleet's "
+            "engine takes such steps by itself"
+        )
     module = zoo.build(spec)
     return packed(spec, module, _named(spec, module, trained), trained, recipe)
 

@@ -9,11 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm
 
-from talaria.errors import ModelError
+from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.programs.build import build
 from talaria.programs.step import answers_of
+from talaria.types import Recipe
 
 _nets = importlib.util.spec_from_file_location("talaria_program_nets", Path(__file__).with_name("nets.py"))
 nets = importlib.util.module_from_spec(_nets)
@@ -346,3 +347,14 @@ def test_a_dimension_that_was_rewritten_is_told_beside_the_networks_own():
     with pytest.raises(ModelError, match=r"goes along dim=0 .*what the network calls 0 is 1, and 1, the batch, is 0"):
         answers_of(Over(1).eval(), "head", (3, 12))
     answers_of(Over(2).eval(), "head", (3, 12))
+
+
+def test_steps_that_are_not_sgds_and_what_is_no_spec_are_named():
+    """The first was said to err by more than torch does, and to be trained with torch."""
+    spec = ModelSpec("mlp", (4,), 3)
+    with pytest.raises(ConfigError, match="optimizer='adam' is no part of a program, whose step is that of SGD"):
+        build(spec, "all", Recipe(optimizer="adam"))
+    with pytest.raises(ConfigError, match="clip=1 is no part of a program"):
+        build(spec, "all", Recipe(clip=1.0))
+    with pytest.raises(ConfigError, match=r"spec=Linear must be a ModelSpec; of a torch module, .*keep\(module"):
+        build(nn.Linear(4, 3))
