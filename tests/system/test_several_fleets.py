@@ -14,6 +14,7 @@ from talaria.federated.run import Member
 from talaria.simulation.run import simulate
 from talaria.types import Samples
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.server.open_state import held
 from talaria_coordinator.server.server import configs_in, require_apart, serve_all
 from talaria_coordinator.storage.blobs import FolderBlobs
@@ -91,6 +92,23 @@ def test_fleets_in_each_others_way_are_refused(tmp_path, a_run):
     with pytest.raises(ConfigError, match="no fleet is given"):
         require_apart([])
     require_apart([one, config_of(tmp_path, "phone", a_run())])
+
+
+def test_fleets_of_one_database_have_their_blobs_in_one_place(tmp_path, a_run):
+    """Each learned, and no backup could be made of any."""
+    one = config_of(tmp_path, "watch", a_run())
+    store = Store(tmp_path / "watch" / "coordinator.db", make=True)
+    store.fleets.enter("phone", "{}", "a" * 64, "b" * 64)
+    store.close()
+    with pytest.raises(StateError, match=r"has fleet 'phone' too, .* one place as \[store\] blobs"):
+        asyncio.run(serve_all([one], lambda event: None))
+    apart = [
+        replace(config_of(tmp_path, name, a_run()), store=StoreConfig(database="postgresql+psycopg://t@localhost/t"))
+        for name in ("watch", "phone")
+    ]
+    with pytest.raises(ConfigError, match="blobs in one place"):
+        require_apart(apart)
+    require_apart([replace(one, store=replace(one.store, blobs="file:///srv/blobs")) for one in apart])
 
 
 def test_folders_are_looked_into(tmp_path):

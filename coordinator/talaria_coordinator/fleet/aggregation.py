@@ -124,6 +124,16 @@ class Learning:
                 "coordinator restore`; or, to begin anew and lose what was learned, move the blobs away"
             )
 
+    def require_beside(self, others: Sequence[Fleet]) -> None:
+        """Raise :class:`~talaria.errors.StateError` where a fleet of the same database has its blobs elsewhere: a
+        backup has all that a database names, and found some of it nowhere."""
+        away = next((fleet.name for fleet in others if not self.blobs.has(fleet.model_digest)), None)
+        if away is not None:
+            raise StateError(
+                f"store: the database has fleet {away!r} too, and its blobs are not where this fleet's are; give all "
+                "fleets of one database one place as [store] blobs, or this one a database of its own"
+            )
+
     def checked(self, data: bytes, device: str, round: int | None, base_digest: str) -> Update | PartialSum:
         """The update in ``data``, or a gateway's partial sum. Raises :class:`~talaria.errors.WireError` where it may
         not count; ``round`` is the round that it must have been made for (None: any), and ``base_digest`` the digest of

@@ -79,8 +79,10 @@ class Conductor:
         known = self.store.fleets.get(self.config.name)
         _ = self._learning.aggregator
         if known is None:
-            if not self.store.fleets.all():
+            others = self.store.fleets.all()
+            if not others:
                 self._learning.require_unused()
+            self._learning.require_beside(others)
             return 0
         require_same_run(known, self.config.run.to_json())
         self._learning.require(known)

@@ -131,6 +131,10 @@ def require_apart(configs: Sequence[FleetConfig]) -> None:
         twice = sorted({value for value in values if values.count(value) > 1})
         if twice:
             raise ConfigError(f"serve: two of these fleets have {what} = {twice[0]}; each needs its own")
+    stores = [(config.store.database, config.store.blobs or config.state) for config in configs]
+    shared = [database for database, _ in set(stores) if database is not None]
+    if len(shared) > len(set(shared)):
+        raise ConfigError("serve: fleets of one [store] database need their blobs in one place: name one [store] blobs")
 
 
 def _broker(config: FleetConfig, stack: ExitStack, running: dict[object, Broker]) -> Broker:
