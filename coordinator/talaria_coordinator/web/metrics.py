@@ -33,6 +33,7 @@ _CLASSES = (
     ("shape", ("shape", "dtype", "tensor", "mask")),
     ("late", ("late", "did not ask", "came first", "round", "attempt")),
 )
+_REASONS = (*(name for name, _ in _CLASSES), "other")
 ROUND_BUCKETS = (1, 5, 15, 60, 300, 900, 3600, 4 * 3600, 24 * 3600)
 FOLD_BUCKETS = (0.01, 0.05, 0.25, 1, 5, 15, 60, 300)
 STATES = ("waiting", "open", "paused", "aborted", "done")
@@ -41,7 +42,7 @@ STATES = ("waiting", "open", "paused", "aborted", "done")
 def class_of(reason: str) -> str:
     """One of a few words for any reason; ``other`` where none fits."""
     text = reason.lower()
-    return next((name for name, words in _CLASSES if any(word in text for word in words)), "other")
+    return next((name for name, words in _CLASSES if any(word in text for word in words)), _REASONS[-1])
 
 
 class Metrics:
@@ -110,8 +111,17 @@ class Metrics:
             registry=here,
         )
         self._missing.labels(fleet).set(0)
+        # All counters are there from the beginning: Prometheus sees no increase in one that comes with its first event.
         for counter in (self._lost, self._errors):
             counter.labels(fleet)
+        for outcome in ("closed", "failed"):
+            self._attempts.labels(fleet, outcome)
+        for outcome in ("stored", "counted", "missing", "damaged", "equivocation"):
+            self._updates.labels(fleet, outcome, "")
+        for reason in _REASONS:
+            self._updates.labels(fleet, "rejected", reason)
+            self._refused.labels(fleet, reason)
+            self._out.labels(fleet, reason)
         self._up.labels(fleet).set(0)
         self._ingest.labels(fleet).set(0)
 
