@@ -13,6 +13,7 @@ from urllib.parse import quote
 import httpx
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -590,6 +591,23 @@ def test_a_certificate_that_does_not_serve_is_said_so(views, tmp_path):
     config = ApiConfig(port=0, cert=tmp_path / "no.pem", key=tmp_path / "no.key")
     with listening(config) as sock, pytest.raises(ConfigError, match="do not serve"):
         serving(make_api(views), config, sock).__enter__()
+
+
+def test_a_key_that_others_can_read_or_that_asks_for_a_passphrase_is_refused(views, tmp_path):
+    """OpenSSL asked the terminal for the passphrase, and the coordinator waited."""
+    found_fleet(tmp_path / "keys", "watch", ["localhost"], 8883, 2)
+    cert, key, locked = (tmp_path / "keys" / name for name in ("coordinator.crt", "coordinator.key", "locked.key"))
+    plain = serialization.load_pem_private_key(key.read_bytes(), None)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    locked.write_bytes(plain.private_bytes(*form, serialization.BestAvailableEncryption(b"word")))
+    config = ApiConfig(port=0, cert=cert, key=locked)
+    with listening(config) as sock, pytest.raises(ConfigError, match="the key without a passphrase"):
+        serving(make_api(views), config, sock).__enter__()
+    key.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"api: key .*coordinator.key can be read by everybody here; run `chmod 600"):
+        ApiConfig(cert=cert, key=key).token()
+    key.chmod(0o640)
+    assert ApiConfig(cert=cert, key=key).token() is None
 
 
 def test_an_orders_future_is_kept_out_of_its_text():

@@ -34,6 +34,8 @@ class ApiConfig:
         in, or listen (unless ``insecure``)."""
         if (self.cert is None) != (self.key is None):
             raise ConfigError("api: cert and key belong together; give both files, or neither")
+        if self.key is not None and self.key.exists() and self.key.stat().st_mode & stat.S_IRWXO:
+            raise ConfigError(f"api: key {self.key} can be read by everybody here; run `chmod 600 {self.key}`")
         if not self.local and self.token_file is None:
             raise ConfigError(
                 f"api: host={self.host!r} is beyond this machine; give [api] token_file, a file with one long word "

@@ -69,12 +69,14 @@ def serving(app: ASGIApp, config: ApiConfig, sock: Door) -> Iterator[None]:
         timeout_graceful_shutdown=2,
         ssl_certfile=config.cert,
         ssl_keyfile=config.key,
+        ssl_keyfile_password="none",  # OpenSSL would ask a terminal for that of a key that has one, and wait
     )
     try:
         settings.load()
     except OSError as error:
         raise ConfigError(
-            f"api: cert={str(config.cert)!r} and key={str(config.key)!r} do not serve ({error})"
+            f"api: cert={str(config.cert)!r} and key={str(config.key)!r} do not serve ({error}); give PEM files "
+            "that belong together, the key without a passphrase"
         ) from None
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), name="api", daemon=True)
