@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 from talaria import time
 from talaria.wire.broker_url import Address, Tls
@@ -53,7 +54,10 @@ def unusable(address: Address, tls: Tls, name: str, reason: str) -> str:
     if "VERIFY_FAILED" in reason:
         ours, more = "this one's", "join the fleet of that broker"
         if tls.ca is None:
-            ours, more = "this machine trusts", "name its file as SSL_CERT_FILE"
+            file, named = "name its file as SSL_CERT_FILE", os.environ.get("SSL_CERT_FILE", "")
+            if named and not os.access(named, os.R_OK):  # which OpenSSL passes over without a word
+                file = f"correct SSL_CERT_FILE={named!r}, which cannot be read"
+            ours, more = "this machine trusts", f"{file}; or let the broker send the certificates between, too"
         other = f"What listens there has a certificate of another authority than {ours}, or for another name"
         mend = f"{other}: correct the URL, or {more}"
     elif reason in ("QoS not supported", "Retain not supported"):

@@ -555,7 +555,7 @@ def certificates(folder, client: bool = False, ended: bool = False, holds=(-2, 1
 
 
 @pytest.mark.parametrize("threaded", [True, False])
-def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto, tmp_path, threaded):
+def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto, tmp_path, monkeypatch, threaded):
     tls, lines = certificates(tmp_path)
     broker = make_mosquitto(lines, "mqtts")
 
@@ -568,6 +568,10 @@ def test_tls_carries_messages_and_refuses_a_broker_of_another_ca(make_mosquitto,
         await link.close()
         stranger = Mqtt(broker.url, "dev", ("t",), **FAST)
         with pytest.raises(TransportError, match=r"another authority than this machine trusts, .* SSL_CERT_FILE"):
+            await stranger.start()
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pm"))
+        stranger = Mqtt(broker.url, "dev", ("t",), **FAST)
+        with pytest.raises(TransportError, match=r"correct SSL_CERT_FILE='.*ca.pm', which cannot be read"):
             await stranger.start()
         plain = Mqtt(broker.url.replace("mqtts", "mqtt"), "dev", ("t",), threaded=threaded, **FAST)
         with pytest.raises(TransportError, match="asks for TLS, write mqtts:// in place of mqtt://"):
