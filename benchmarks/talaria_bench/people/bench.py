@@ -33,6 +33,7 @@ def people(
 
     found = measure(data, seeds or [0], out, rounds, subjects, lambda line: typer.echo(line, err=True))
     if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
         plot.write_text(picture(found))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
