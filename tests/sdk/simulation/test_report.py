@@ -168,6 +168,17 @@ def test_labels_of_equal_lines_do_not_touch() -> None:
     assert heights[2] - heights[1] >= 17
 
 
+def test_labels_have_their_marks_where_one_stands_apart_from_the_end_of_its_line() -> None:
+    ends = {"fedavg": [(1, -9.0), (4, -9.0)], "fedavg_ft": [(1, -9.0), (2, -9.0)], "local": [(1, 0.5), (4, 0.5)]}
+    svg = ElementTree.fromstring(charts.lines(ends, {"fedavg_ft": "a name that is too long to stand here"}, "x"))
+    beside = [mark for mark in svg if str(mark.get("class")).startswith("mark") and not list(mark)]
+    assert [str(mark.get("class")) for mark in beside] == [f"mark {name}" for name in ends]
+    names = {str(text.text): float(str(text.get("y"))) for text in svg if text.get("class") == "name"}
+    assert max(names.values()) <= 264  # the foot of the scale
+    for mark, name in zip(beside, ("fedavg", "a name that is t…", "local"), strict=True):
+        assert float(str(mark.get("transform")).rstrip(")").split()[1]) == pytest.approx(names[name] - 4)
+
+
 def test_names_are_text_and_never_markup(summary: dict[str, Any]) -> None:
     evil = '<script>alert("x")</script>&'
     summary["users"][evil] = summary["users"].pop("s01-left") | {"device": evil}

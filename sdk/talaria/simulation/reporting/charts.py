@@ -118,16 +118,18 @@ def lines(series: Mapping[str, Sequence[tuple[int, float]]], titles: Mapping[str
         )
     middle = (left + width - right) / 2
     parts.append(f'<text class="tick" x="{middle}" y="{height - 4}" text-anchor="middle">rounds</text>')
-    ends = _apart({name: up(points[-1][1]) for name, points in series.items()}, 17)
+    ends = _apart({name: up(points[-1][1]) for name, points in series.items()}, 17, height - bottom)
+    # Where a name does not stand at the end of its line, marks of their own say whose the names are.
+    beside = all(points[-1][0] == last and abs(ends[name] - up(points[-1][1])) < 1 for name, points in series.items())
     for name, points in series.items():
         path = " ".join(f"{across(r):.1f},{up(v):.1f}" for r, v in points)
-        title = titles.get(name, name)
+        title, (end, value) = titles.get(name, name), points[-1]
         parts.append(
             f'<polyline class="line {escape(name)}" points="{path}"><title>{escape(title)}</title></polyline>'
-            + glyph(
-                name, across(points[-1][0]), up(points[-1][1]), f"{title}, round {points[-1][0]}: {points[-1][1]:.3f}"
-            )
-            + f'<text class="name" x="{across(last) + 13:.1f}" y="{ends[name] + 4:.1f}">{escape(title)}</text>'
+            + glyph(name, across(end), up(value), f"{title}, round {end}: {value:.3f}")
+            + ("" if beside else glyph(name, across(last) + 20, ends[name]))
+            + f'<text class="name" x="{across(last) + (13 if beside else 31):.1f}" y="{ends[name] + 4:.1f}">'
+            + f"{_label(title, 17)}</text>"
         )
     return _svg(width, height, label, parts)
 
@@ -163,8 +165,8 @@ def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     )
 
 
-def _label(name: str) -> str:
-    return escape(name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…")
+def _label(name: str, most: int = _LONGEST) -> str:
+    return escape(name if len(name) <= most else f"{name[: most - 1]}…")
 
 
 def _margin(rows: Sequence[Row]) -> int:
@@ -200,10 +202,12 @@ def _vertical_grid(ticks: Sequence[float], at: Callable[[float], float], top: fl
     )
 
 
-def _apart(heights: Mapping[str, float], least: float) -> dict[str, float]:
-    """The same heights pushed down until labels no longer touch."""
+def _apart(heights: Mapping[str, float], least: float, most: float) -> dict[str, float]:
+    """The same heights pushed down until labels no longer touch, and up again from below ``most``."""
     order = sorted(heights, key=lambda name: heights[name])
     out = dict(heights)
     for above, below in pairwise(order):
         out[below] = max(out[below], out[above] + least)
+    for at, name in enumerate(reversed(order)):
+        out[name] = min(out[name], most - at * least)
     return out
