@@ -298,13 +298,14 @@ def _array(path: Path) -> Any:
             raise DataError(f"{path}: more than {ARRAY_LIMIT} bytes; give fewer inputs")
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # an empty file is only warned of
-            return np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
+            return np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2, encoding="utf-8-sig")
     except OSError as problem:
         raise DataError(f"cannot read {path}: {problem.strerror or problem}; check the path") from None
     except (ValueError, EOFError, UserWarning) as problem:
         if isinstance(problem, DataError):
             raise
-        raise DataError(f"{path}: is not an array of numbers; save it with numpy.save, or as .csv") from None
+        why = str(problem).partition("; use")[0].rstrip(".")[:200]
+        raise DataError(f"{path}: {why}; write numbers alone, with commas between them and no line of names") from None
 
 
 def _read(path: Path) -> bytes:

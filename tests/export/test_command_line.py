@@ -119,6 +119,22 @@ def test_raw_recording_is_cut_by_the_bundle(app, files, imu, tmp_path):
     assert report["latency_ratio"] > 0
 
 
+def test_a_table_that_holds_more_than_numbers_is_refused_by_its_place(app, bundle, files, tmp_path):
+    table = tmp_path / "one.csv"
+    rows = (files / "one.csv").read_text()
+    for text, says in (
+        ("ax,ay\n" + rows, "'ax' .* at row 0.*no line of names"),
+        (rows.replace("\n", "\n,", 1), "columns changed .* at row 2"),
+        (rows.replace(",", ";"), "commas between them"),
+        ("", "no data"),
+    ):
+        table.write_text(text)
+        with pytest.raises(DataError, match=f"one.csv: .*{says}"):
+            run(app, "predict", bundle, table)
+    table.write_text("\ufeff" + rows, encoding="utf-8")  # as a spreadsheet saves it
+    assert run(app, "predict", bundle, table).stdout == run(app, "predict", bundle, files / "one.csv").stdout
+
+
 def test_verify_takes_many_files_and_fails_if_one_does(app, bundle, tmp_path):
     bad = tmp_path / "bad.talaria"
     bad.write_bytes(bundle.read_bytes()[:-9])
