@@ -134,3 +134,16 @@ def test_what_it_cannot_use_is_refused_by_name(folder, text, error, words):
 def test_an_algorithm_that_shares_more_than_one_models_weights_is_refused(folder):
     with pytest.raises(ConfigError, match="pfedgm shares more"):
         rule_named(replace(RUN, algorithm="pfedgm"), located(AKT, folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"task": "multilabel", "algorithm": "fedavg"}, "task='multilabel' has none: leave"),
+        ({"algorithm": "hermes", "hparams": {"min_holders": 2}}, "min_holders=2 leaves alone"),
+        ({"algorithm": "hermes", "hparams": {"mode": "intersection"}}, "mode='intersection' .* leaves alone"),
+    ],
+)
+def test_a_run_that_it_would_teach_wrongly_is_refused_before_its_first_round(folder, change, words):
+    with pytest.raises(ConfigError, match=f"'akt' .*{words}"):
+        rule_named(replace(RUN, **change), located(AKT, folder))

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from talaria import npz, recorded
+from talaria import npz, recorded, tasks
 from talaria.aggregate import registry
 from talaria.aggregate.adversarial import Attack, Normalization
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.class_statistics import PooledStatistics
 from talaria.aggregate.distill import Distilled
 from talaria.aggregate.fedbuff import least
+from talaria.aggregate.masked import MaskedMean
 from talaria.errors import ConfigError, DataError
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering, buffered
@@ -86,7 +87,15 @@ def _akt(run: Run, options: Mapping[str, Any]) -> Aggregator:
     if "proxy" not in options:
         raise ConfigError("aggregator 'akt' learns from samples of the server's own; name them: akt:proxy=FILE.npz")
     options = _AKT.read("aggregator 'akt'", options)
+    if tasks.of(run.task).name != tasks.CLASSIFICATION:
+        raise ConfigError(f"aggregator 'akt' compares class probabilities; task={run.task!r} has none: leave it out")
     own = rounds.algorithm_of(run).aggregator
+    if isinstance(own, MaskedMean) and (own.mode, own.min_holders) != ("holders", 1):
+        raise ConfigError(
+            f"aggregator 'akt' moves all of the model, but {run.algorithm} with mode={own.mode!r} and min_holders="
+            f"{own.min_holders} leaves alone what few devices keep; set mode='holders' and min_holders=1, or leave the "
+            "rule out"
+        )
     model = rounds.template(run.spec)
     foreign = sorted(set(rounds.first_shared(run)) - set(model.state_dict()))
     if isinstance(own, PooledStatistics) or foreign:
