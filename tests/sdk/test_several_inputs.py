@@ -224,6 +224,16 @@ def test_inputs_of_other_names_or_shapes_are_never_read_as_the_networks_own() ->
         Personalizer(nn.Sequential(nn.Linear(228, 4), nn.Linear(4, 3))).fit((xs, y), epochs=1)
 
 
+def test_no_bundle_is_judged_on_samples_of_other_inputs(tmp_path: Path) -> None:
+    xs, y = recorded(12)
+    model = Several(Masked(3), imu=(6, 32), about=(4,), mask=(32,)).eval()
+    made = {"example": inputs.joined(xs)[0], "variants": ("fp32",), "seconds": 0}
+    turned = {**xs, "imu": xs["imu"].transpose(0, 2, 1)}
+    with pytest.raises(DataError, match=r"samples: have .*, imu \(32, 6\), .*takes about .*, imu \(6, 32\)"):
+        make_bundle(tmp_path / "me.talaria", model, samples=(turned, y), **made)
+    assert make_bundle(tmp_path / "me.talaria", model, samples=(xs, y), **made).ok
+
+
 def test_a_bundle_of_other_inputs_is_not_swapped_in(tmp_path: Path) -> None:
     xs, _ = recorded(4)
     made = {"example": inputs.joined(xs)[0], "variants": ("fp32",), "seconds": 0}

@@ -116,7 +116,10 @@ def make_bundle(
         from talaria_export.convert.executorch import needed
 
         needed()
-    proto = _converted(model, example)
+    proto, parts = _converted(model, example), model.parts if isinstance(model, Served) else _parts_of(model)
+    if held is not None and held.parts is not None and dict(held.parts) != dict(parts):
+        takes = inputs.told(parts) or f"one array {example.shape[1:]}"
+        raise DataError(f"samples: have the inputs {inputs.told(held.parts)}; the model takes {takes}")
     given, source = _probes(model, example, held, steps, keep_samples, probes, seed)
     x = steps.apply(given)
     expected = _finite(_run(model, x))
@@ -161,7 +164,7 @@ def make_bundle(
         "created": created,
         "card": dict(meta or {}),
         "input": {"name": INPUT, "shape": list(example.shape[1:]), "dtype": "float32", **steps.to_json()}
-        | _named(model, example.shape[1:]),
+        | _named(parts, example.shape[1:]),
         "output": {"name": OUTPUT, "labels": names} | ({} if task == tasks.CLASSIFICATION else {"task": task}),
         "variants": rows,
         "default": default,
@@ -203,9 +206,8 @@ def _held_out(samples: object, task: str) -> Samples | None:
     return Samples.of(x, y, task=task)
 
 
-def _named(model: Model, shape: tuple[int, ...]) -> dict[str, Any]:
+def _named(parts: Parts, shape: tuple[int, ...]) -> dict[str, Any]:
     """The inputs by name that stand side by side in the one array that the file takes; nothing for a single one."""
-    parts = model.parts if isinstance(model, Served) else _parts_of(model)
     if (inputs.size_of(parts),) != shape:
         return {}
     return {"parts": [{"name": name, "shape": list(size)} for name, size in parts.items()]}
