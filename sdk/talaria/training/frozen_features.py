@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from operator import getitem
 
 import numpy as np
 import torch
@@ -158,10 +159,15 @@ def _minds(layer: Module) -> bool:
 
 
 def _passing(nodes: list[fx.Node], at: int) -> fx.Node | None:
-    """The one value that nodes before ``at`` hand to those from there on, or None where there are several."""
+    """The one value that nodes before ``at`` hand to those from there on, or None where there are several, or one that
+    holds several (``x.chunk(2)``), of which each is taken by its number."""
     before, after = set(nodes[:at]), nodes[at:]
     passing = {value for node in after for value in node.all_input_nodes if value in before}
-    return next(iter(passing)) if len(passing) == 1 else None
+    if len(passing) != 1:
+        return None
+    (value,) = passing
+    pieces = all(user.target is getitem and isinstance(user.args[1], int) for user in value.users)
+    return None if pieces else value
 
 
 def _lower(model: Module, nodes: list[fx.Node], value: fx.Node) -> Module:

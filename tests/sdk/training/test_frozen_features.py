@@ -13,7 +13,9 @@ from talaria.data import load as load_data
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import load, state_of, tensor_of
+from talaria.personalizer import Personalizer
 from talaria.planning.memory import train_only
+from talaria.planning.plan import Plan
 from talaria.tensors import Tensors
 from talaria.training import frozen_features, loop
 from talaria.training.interface import Task
@@ -233,6 +235,34 @@ def test_noise_below_the_head_is_drawn_anew_in_every_step() -> None:
     x = torch.ones(2, 4)
     assert torch.equal(found.lower(x), found.lower(x))
     assert not torch.equal(found.upper(found.lower(x)), found.upper(found.lower(x)))
+
+
+class Twins(Module):
+    """Two halves of a sample through one body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.head = nn.Linear(2, 4), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = torch.tanh(x).chunk(2, 1)
+        out: Tensor = self.head(torch.cat([torch.relu(self.low(one)), torch.relu(self.low(two))], 1))
+        return out
+
+
+def test_pieces_of_a_value_are_no_features() -> None:
+    """What stays frozen ends before them: one value that holds two was taken for a tensor."""
+    found = frozen_features.halve(Twins(), ["low.weight", "low.bias"])
+    assert not isinstance(found, str)
+    assert found.cut == "tanh"
+    x, y = np.random.default_rng(0).normal(size=(12, 4)), np.arange(12) % 3
+    plan = Plan(adapter="lowrank", rank=1, trained=("adapters", "head"))
+    assert len(list(Personalizer(Twins(), plan=plan).fit((x, y), epochs=2).model.parameters())) == 6
+    adapters = AdapterSpec("lowrank", 1, where=("low",))
+    for engine in ("torch", "onnx"):
+        talaria.simulate(
+            "fedrep", load_data("mypkg.sets:rings"), Twins(), rounds=1, engine=engine, adapters=adapters, head="head"
+        )
 
 
 def test_nothing_is_kept_where_the_first_layer_trains() -> None:
