@@ -191,6 +191,28 @@ def test_a_round_that_is_not_wanted_any_more_is_called_off_and_holds_nothing_up(
     assert garden.counted() == {1: [], 2: [*NAMES], 3: [], 4: [], 5: [], 6: []}
 
 
+def test_a_site_that_is_told_to_end_waits_for_nobody_above(garden):
+    """Its sum had gone up: it waited for the next model, for ever where the fleet above was away."""
+
+    async def story():
+        serving = asyncio.create_task(garden.serve())
+        agents = [asyncio.create_task(garden.agent(name)) for name in NAMES]
+        await garden.ask(Wanted(1, model(1.0)[1]))
+        try:
+            async with asyncio.timeout(60):
+                garden.service.stop()
+                await serving
+        finally:
+            for agent in agents:
+                agent.cancel()
+            await asyncio.wait(agents)
+            garden.above.end()
+
+    asyncio.run(story())
+    (kept,) = garden.store.attempts.unclosed("garden")
+    assert (kept.round, kept.failure) == (1, None), "a start announces it again"
+
+
 def test_a_site_does_not_wait_for_a_device_until_it_is_too_late_above(garden):
     began, last = (model(factor)[1] for factor in (1.0, 0.8))
     garden.quorum = 0.5

@@ -21,7 +21,7 @@ from talaria.wire import codec
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.above import Above, Wanted
 from talaria_coordinator.fleet.aggregation import Learning, Made
-from talaria_coordinator.fleet.hands import Hands, insist
+from talaria_coordinator.fleet.hands import Hands, insist, leaves_within
 from talaria_coordinator.fleet.notices import CaughtUp
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.storage.records import Fleet
@@ -116,7 +116,8 @@ class SiteConductor(Conductor):
         self._hands.tell("summed", round=round, counted=len(total.counted), bytes=len(total.data))
         self._above.answer(round, fleet.model_digest, total.data)
         while (wanted := self._above.wanted) is None or wanted.round <= round:
-            await asyncio.sleep(self.config.retry_s / 2)
+            if await leaves_within(self._hands.leaving, self.config.retry_s / 2):
+                raise asyncio.CancelledError  # a start announces the round again, to the same sum
         digest = await asyncio.to_thread(self._learning.blobs.put, wanted.model)
         return Made(digest, fleet.server, total.counted, total.left)
 
