@@ -45,6 +45,14 @@ def join(keys, folder, device):
     return ran(edge, "join", folder, "--answer", folder / "answer")
 
 
+def test_what_init_says_to_type_can_be_typed(tmp_path):
+    folder = tmp_path / "my keys"
+    told = ran(fleet, "init", folder, "--name", "watch")
+    typed = [shlex.split(line.partition(": ")[2]) for line in told.splitlines()]
+    assert ["talaria", "fleet", "enroll", str(folder), "DEVICE"] in typed
+    assert ["talaria", "coordinator", "serve", str(folder / "fleet.toml")] in typed
+
+
 def test_from_init_to_revocation(keys, tmp_path):
     assert "mqtts://broker.example:8883" in join(keys, tmp_path / "anna", "anna")
     ran(fleet, "enroll", keys, "bela")

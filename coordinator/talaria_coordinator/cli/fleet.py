@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,8 +69,8 @@ def init(
         typer.echo(json.dumps(made))
         return
     typer.echo(f"fleet {name} is made in {folder}; devices reach its broker at {made['broker']}.")
-    typer.echo(f"Let devices in: talaria fleet enroll {folder} DEVICE")
-    typer.echo(f"Serve it:       talaria coordinator serve {folder / 'fleet.toml'}")
+    typer.echo(f"Let devices in: talaria fleet enroll {shlex.quote(str(folder))} DEVICE")
+    typer.echo(f"Serve it:       talaria coordinator serve {shlex.quote(str(folder / 'fleet.toml'))}")
     typer.echo(f"Look at it:     the address that it prints then, with the token in {made['token_file']}")
 
 

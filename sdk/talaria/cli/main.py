@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import faulthandler
+import io
 import re
 import sys
 from collections.abc import Sequence
@@ -106,6 +107,8 @@ def main() -> None:
         # A crash below Python tells where it was, in the log of whoever runs this. Only the thread that crashed stands
         # still: a dump of the others, which run on, now and then falls over them and ends before it comes to that one.
         faulthandler.enable(sys.__stderr__, all_threads=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a dash, all lack names of other bytes
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.flags.safe_path:
         plugins.look_in(Path.cwd())
     try:

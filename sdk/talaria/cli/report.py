@@ -35,7 +35,7 @@ def report(
     found = compare.compared(runs, page=out is not None)
     if out is not None:
         try:
-            out.write_text(compare.page(found), encoding="utf-8")
+            out.write_text(compare.page(found), encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise StateError(f"--out {out}: cannot be written ({error.strerror}); name a file of yours") from None
         typer.echo(f"report: {out}", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -135,13 +136,14 @@ def called(names: Mapping[str, str], folder: Path) -> str:
 
 def next_steps(folder: Path, data: Federated, differs: str | None) -> str:
     """What to type to learn for real what is simulated, and what ``differs``."""
+    typed = shlex.quote(str(folder))
     lines = [
         f"{folder} holds the fleet. Serve it, and beside that run its devices:",
-        f"  talaria coordinator serve {folder / FLEET}",
-        f"  talaria edge run {folder}/*.toml",
+        f"  talaria coordinator serve {typed}/{FLEET}",
+        f"  talaria edge run {typed}/*.toml",
     ]
     if data.newcomers:
-        lines.append(f"then, for those who come later:\n  talaria edge run {folder}/newcomers/*.toml")
+        lines.append(f"then, for those who come later:\n  talaria edge run {typed}/newcomers/*.toml")
     if differs is not None:
         lines.append(f"{differs}, so their bytes will differ.")
     return "\n".join(lines)

@@ -4,6 +4,9 @@ import errno
 import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -83,6 +86,18 @@ def test_the_page_has_every_client_and_a_line_for_each_run(runs: Path, tmp_path:
     assert "<bela>" not in page
     assert "<script" not in page
     assert "did not learn from the same samples" not in page
+
+
+def test_what_a_terminal_or_a_page_cannot_hold_is_escaped(runs: Path, tmp_path: Path) -> None:
+    """A terminal of another encoding has no dash, and a folder may be called by bytes that are no UTF-8."""
+    odd = tmp_path / os.fsdecode(b"b\xff")
+    shutil.copytree(runs / "fedavg", odd)
+    words = [sys.executable, "-m", "talaria", "report", str(odd), "-o", str(odd) + ".html"]
+    ran = subprocess.run(words, env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert b"| newcomers              | \\u2013" in ran.stdout
+    assert b"b\\udcff" in ran.stdout
+    assert "<h1>b\\udcff</h1>" in Path(str(odd) + ".html").read_text(encoding="utf-8")
 
 
 def test_a_result_that_nests_deep_is_refused(runs: Path, tmp_path: Path) -> None:

@@ -43,6 +43,12 @@ def written(path, folder, *words):
     return CliRunner().invoke(app(base), base)
 
 
+def test_what_it_says_to_type_can_be_typed(mine, tmp_path):
+    told = written(mine(), tmp_path / "my fleet").output
+    assert f"  talaria coordinator serve '{tmp_path}/my fleet'/fleet.toml\n" in told
+    assert f"  talaria edge run '{tmp_path}/my fleet'/*.toml\n" in told
+
+
 def test_nothing_is_written_over_and_a_half_written_fleet_never_stays(mine, tmp_path):
     folder, path = tmp_path / "fleet", mine()
     first = written(path, folder)

@@ -15,7 +15,7 @@ def write_html(summary: Mapping[str, Any], path: Path) -> Path:
     """Write :func:`html` of ``summary`` to ``path``. :class:`StateError` where the file cannot be written."""
     page = html(summary)
     try:
-        path.write_text(page, encoding="utf-8")
+        path.write_text(page, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise StateError(f"report: cannot write {path} ({error.strerror}); check the folder and its space") from None
     return path
