@@ -76,7 +76,7 @@ def test_the_page_has_every_client_and_a_line_for_each_run(runs: Path, tmp_path:
     words = ["report", str(runs / "fedavg"), str(runs / "fedper"), "-o", str(out)]
     ran = CliRunner().invoke(app(["report"]), words)
     assert ran.exit_code == 0, ran.output
-    page = out.read_text()
+    page = out.read_text(encoding="utf-8")
     pictures = [ElementTree.fromstring(svg) for svg in re.findall(r'<svg class="chart".*?</svg>', page)]
     assert len(pictures) == 2
     tips = {tip.text for picture in pictures for tip in picture.iter("title")}
@@ -115,7 +115,7 @@ def test_runs_of_another_task_are_called_by_their_score(runs: Path, tmp_path: Pa
     ran = CliRunner().invoke(app(["report"]), ["report", str(tmp_path), "-o", str(tmp_path / "page.html")])
     assert ran.exit_code == 0, ran.output
     assert "R²" in ran.output
-    page = (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Mean R² of the members" in page
     assert "ccuracy" not in page
 
