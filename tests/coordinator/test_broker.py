@@ -66,6 +66,26 @@ def test_auto_prefers_mosquitto_and_does_without(monkeypatch):
         pass
 
 
+def test_mosquitto_reads_its_settings_under_any_umask():
+    """Started by root it runs as a user of its own where that may enter its folder."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        state = Path(name) / "state ü"
+        state.mkdir(0o755)
+        before = os.umask(0o077)
+        try:
+            with open_broker("mosquitto", state=state) as found:
+                assert speaks_mqtt(found.url)
+        finally:
+            os.umask(before)
+
+
+def test_a_folder_whose_name_is_no_text_is_told_by_mosquitto(tmp_path):
+    state = tmp_path / os.fsdecode(b"state \xff")
+    with pytest.raises(TransportError, match="mend what it names"), open_broker("mosquitto", state=state):
+        pass
+
+
 def test_a_url_is_taken_as_it_is():
     with open_broker("mqtts://broker.example:8883") as found:
         assert (found.url, found.kind, found.pid) == ("mqtts://broker.example:8883", "url", None)

@@ -417,7 +417,7 @@ def test_the_commands(config):
 
 
 def test_a_snapshot_that_nobody_may_write_is_checked_and_copied_without_a_trace(tmp_path, monkeypatch):
-    folder = tmp_path / "snapshot"
+    folder = tmp_path / os.fsdecode(b"snapshot \xff")  # a name need not be text
     with Store(folder / "coordinator.db") as store:
         learn(store, FolderBlobs(folder / "blobs"))
     there = sorted(folder.rglob("*"))

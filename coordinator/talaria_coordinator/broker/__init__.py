@@ -223,7 +223,9 @@ def _mosquitto(
     for attempt in (1, 2, 3):
         chosen = port or _free_port(host)
         with _writing(folder):
-            config.write_text(told(host, chosen, data, user=user, security=keys))
+            config.write_text(told(host, chosen, data, user=user, security=keys), errors="surrogateescape")
+            if user is not None:
+                os.chown(config, *ids)  # under a umask of 077 nobody else may read it
         # A port below 1024 is root's: Mosquitto opens it and changes its user itself.
         account = ids if chosen >= 1024 else (-1, -1)
         answers = partial(_answers, host=host, port=chosen)

@@ -104,7 +104,7 @@ def _snapshot(path: Path) -> Engine:
     its ``-wal`` holds is read too, where the index that belongs to it is there."""
     wal = path.with_name(f"{path.name}-wal")
     fixed = "" if wal.exists() and wal.stat().st_size else "&immutable=1"
-    where = f"file:{quote(str(path.absolute()))}?mode=ro{fixed}"
+    where = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro{fixed}"
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         creator=lambda: sqlite3.connect(where, uri=True, check_same_thread=False),
