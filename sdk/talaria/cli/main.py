@@ -12,6 +12,7 @@ import io
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,7 +109,8 @@ def main() -> None:
         # still: a dump of the others, which run on, now and then falls over them and ends before it comes to that one.
         faulthandler.enable(sys.__stderr__, all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack a dash, all lack names of other bytes
-        sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(OSError):  # of a fork whose output was a file, and is a pipe now
+            sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.flags.safe_path:
         plugins.look_in(Path.cwd())
     try:
