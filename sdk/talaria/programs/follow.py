@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, islice
 
 import numpy as np
 
@@ -76,10 +76,15 @@ def in_runs(batches: Iterable[Array], most: int) -> Iterator[Array]:
     """Batches of rows (N,) as runs (K, N) of equally many rows, in their order and of at most ``most`` rows, or one
     batch. K has three binary figures and zeros behind them, so that trainings of any length have few shapes."""
     for count, alike in groupby(batches, len):
-        left, at_once = list(alike), max(1, most // count)
-        while left:
-            many = min(len(left), at_once)
-            zeros = max(0, many.bit_length() - 3)
-            many = many >> zeros << zeros
-            yield np.concatenate(left[:many]).reshape(many, -1)  # sooner than np.stack
-            left = left[many:]
+        at_once = _few_figures(max(1, most // count))
+        while left := list(islice(alike, at_once)):
+            while left:
+                many = _few_figures(len(left))
+                yield np.concatenate(left[:many]).reshape(many, -1)  # sooner than np.stack
+                left = left[many:]
+
+
+def _few_figures(many: int) -> int:
+    """``many`` with all but its first three binary figures zero."""
+    zeros = max(0, many.bit_length() - 3)
+    return many >> zeros << zeros

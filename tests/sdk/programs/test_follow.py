@@ -1,6 +1,6 @@
 """Steps that a small network takes in one call: which batches go together, and that nothing else changes."""
 
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 import pytest
@@ -34,6 +34,11 @@ def test_a_training_of_any_length_has_few_shapes():
     few = {*range(1, 8), *range(8, 16, 2), *range(16, 32, 4), 32}
     assert {len(run) for many in range(200) for run in in_runs([rows] * many, 96)} == few
     assert max(len([*in_runs([rows] * many, 1 << 9)]) for many in range(128)) == 3
+
+
+def test_a_run_waits_for_no_more_batches_than_it_holds():
+    """Nor for the end of a training of a million steps."""
+    assert next(in_runs(repeat(np.arange(3)), 150)).shape == (48, 3)
 
 
 @pytest.mark.parametrize("name", ["mlp", "sequence"])
