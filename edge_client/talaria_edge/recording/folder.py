@@ -137,8 +137,9 @@ class FolderSource:
         Raises :class:`~talaria.errors.DataError` for what no round could learn from: no numbers, none at all, or NaN.
         """
         if isinstance(x, Mapping):
-            given = {f"x_{name}": _window(one)[None] for name, one in x.items()}
-            inputs.joined({name.removeprefix("x_"): one for name, one in given.items()}, "record: x")  # what it refuses
+            named = {name: _window(one)[None] for name, one in x.items()}
+            inputs.joined(named, "record: x")  # what it refuses
+            given = {f"x_{name}": one for name, one in named.items()}
         else:
             given = {"x": _window(x)[None]}
         name = f"{int(time.time() * 1000):013d}-{os.urandom(4).hex()}"

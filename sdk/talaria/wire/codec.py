@@ -355,7 +355,7 @@ def mask_in(
 
 def _planes(tensors: Tensors, codec: Codec) -> Tensors:
     if codec.name == "raw" and math.isfinite(_about_square(tensors.values())) and not any("|" in n for n in tensors):
-        return dict(tensors)
+        return dict(tensors)  # as one by one, which would say what is wrong with which
     planes: Tensors = {}
     for name, value in tensors.items():
         planes |= to_planes(name, value, codec)
