@@ -254,7 +254,7 @@ function show(about, rounds, devices, shut, events, overlap) {
     ["device", (d) => d.device],
     ["link", (d) => make("span", { class: d.quarantine ? "no" : d.online && !d.retired ? "up" : "down" },
       d.quarantine ? "shut out" : d.left_by === "owner" ? "left by its owner" : d.retired ? "left" : d.online ? "online" : "away")],
-    ["boots", (d) => String(d.boot), "n"], ["last birth or death", (d) => ago(d.seen)],
+    ["boot", (d) => String(d.boot), "n"], ["last birth or death", (d) => ago(d.seen)],
     ...(moved.length ? [["labels moved", (d) => share(d.drift && d.drift.labels), "n"],
       ["features moved", (d) => spreads(d.drift && d.drift.features), "n"]] : []),
     ["", (d) => leaveButton(d)],
