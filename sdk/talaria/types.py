@@ -18,7 +18,7 @@ from talaria.tensors import Array, Tensors
 from talaria.valid import BELOW_ONE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Samples:
     """Labelled samples: ``x`` float32 (N, ...), ``y`` the targets of a task (:mod:`talaria.tasks`): int64 (N,) classes
     in 0..classes-1, int64 (N, labels) or (N, steps), or float32 (N,) or (N, targets)."""

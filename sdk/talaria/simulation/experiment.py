@@ -25,6 +25,7 @@ from talaria.federated.private_rule import private_rule
 from talaria.federated.rounds import check_over, require_engine, split_of
 from talaria.federated.run import ENGINES, Engine, Member, Run, require_device
 from talaria.federated.server_rule import located, require_enough, rule_named
+from talaria.foreign import shown
 from talaria.model import several, tokens, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
@@ -100,6 +101,8 @@ class Experiment:
     ) -> Result:
         """All rounds; where ``save`` names a folder, each whole round is kept there, and what was kept is not learned
         again. With ``workers``, clients learn in so many processes of one thread each; with ``ray``, on a cluster."""
+        if progress is not None and not callable(progress):
+            raise ConfigError(f"simulate: progress={shown(progress)} must be a function that takes a round's facts")
         members = members_of(self.data.clients, self.plans, self.engine, self.device)
         arrivals = members_of(self.data.newcomers, self.plans, self.engine, self.device)
         every = {**members, **arrivals}

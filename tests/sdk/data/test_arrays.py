@@ -445,3 +445,12 @@ def test_any_flipped_byte_is_read_right_or_refused(
     path.write_bytes(blob)
     with contextlib.suppress(DataError):
         assert np.array_equal(npz.read(path, ("x",))["x"], value)
+
+
+def test_samples_are_equal_to_themselves_alone() -> None:
+    """What arrays hold is not compared: numpy would answer with an array."""
+    x, y = np.ones((3, 2), np.float32), np.zeros(3, np.int64)
+    some = Samples(x, y)
+    assert some == some  # noqa: PLR0124
+    assert some != Samples(x, y)
+    assert len({some, Samples(x, y)}) == 2

@@ -308,6 +308,14 @@ def test_what_goes_tensor_by_tensor_goes_on_in_the_same_order(
     assert talaria.resume(tmp_path / "cut", data=data).as_dict() == whole.as_dict()
 
 
+def test_progress_that_is_no_function_is_refused_before_a_round_is_learned(
+    data: talaria.Federated, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="simulate: progress=3 must be a function that takes a round's facts"):
+        talaria.simulate("fedper", data, rounds=4, save=tmp_path / "run", progress=3)  # type: ignore[arg-type]
+    assert talaria.simulate("fedper", data, rounds=1, save=tmp_path / "run").accuracy.mean >= 0
+
+
 def test_random_buckets_are_those_of_the_seed() -> None:
     """A fleet's are secret; a simulation's are drawn again whenever it is run."""
     x, y = np.random.default_rng(0).normal(size=(48, 4)), np.tile([0, 1], 24)
