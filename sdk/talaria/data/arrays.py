@@ -11,9 +11,8 @@ from talaria.data.partition import dirichlet, even, stratified
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.foreign import shown
 from talaria.recorded import Recorded
+from talaria.tensors import Array
 from talaria.types import Samples
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 LAYOUTS = ("auto", "channels_first", "channels_last")
 _EXACT = 1 << 24

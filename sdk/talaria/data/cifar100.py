@@ -1,7 +1,6 @@
 """CIFAR-100 from one ``.npz``: ``train_x`` and ``test_x`` uint8 (N, 32, 32, 3), ``train_y`` and ``test_y`` (N,)."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -10,9 +9,8 @@ from talaria.data.client import Client, samples
 from talaria.data.federated import Federated
 from talaria.data.partition import dirichlet, mixed, mixes_of, stratified
 from talaria.errors import ConfigError, DataError
+from talaria.tensors import Array
 from talaria.types import Samples
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 MEAN, SD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 """Of the 50,000 training images, per colour, in 0..1."""

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,9 +11,8 @@ from talaria.data.client import Client, samples
 from talaria.data.federated import Federated
 from talaria.data.partition import mixed, mixes_of
 from talaria.errors import ConfigError, DataError
+from talaria.tensors import Array
 from talaria.types import Samples
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 LABELS = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _TRAIN, _TEST, _SIDE = 60_000, 10_000, 28

@@ -13,13 +13,13 @@ import zipfile
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from talaria.data.client import Client
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError, DataError
+from talaria.tensors import Array
 from talaria.types import Samples
 
 FILES = {
@@ -37,8 +37,6 @@ MINUTES, LONGEST_GAP = 5, 15
 TRAIN, VAL = 0.6, 0.75
 """Where a member's training and validation end, as shares of its readings; the rest tests."""
 LARGEST = 1 << 24
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def find_folder() -> Path:

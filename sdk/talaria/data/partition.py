@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import ConfigError
+from talaria.tensors import Array
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _DRAWS = 100
 

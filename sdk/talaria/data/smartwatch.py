@@ -9,7 +9,6 @@ import hashlib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from talaria.data.client import Client, samples
 from talaria.data.federated import Federated
 from talaria.data.safe_pickle import read_object
 from talaria.errors import ConfigError, DataError
+from talaria.tensors import Array
 from talaria.types import Samples
 
 SHA256 = "eb122f23cdf06ef6bd6c6c5312958ec5cf9d038e2e6d457b8081662c75a42537"
@@ -24,8 +24,6 @@ _SIZE = 18_118_091
 _RATE_HZ = 50
 WINDOW, STRIDE, GAP = 100, 50, 100
 """In samples: windows of 2 s, one every second, and 2 s between the training part and the test part."""
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True)

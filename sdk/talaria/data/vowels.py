@@ -10,13 +10,13 @@ word said again.
 import hashlib
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from talaria.data.client import Client, samples
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError, DataError
+from talaria.tensors import Array
 from talaria.types import Samples
 
 SHA256 = "f2fb56d217deb2f73f14555fd56c699a8c4689e57cfc15f3117656c19de4b283"
@@ -30,8 +30,6 @@ TRAIN, VAL, TEST = range(2), range(2, 3), range(4, 6)
 """A member's frames of each vowel, in the order of time; the one between validation and test is left out."""
 OFFICIAL = (8, 9, 10, 11, 12, 13, 14)
 """The speakers who test in the table's own split."""
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def find_file() -> Path:

@@ -22,7 +22,7 @@ from talaria.planning.latency_model import Cost, plain
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
-from talaria.planning.width_schedule import bought_back
+from talaria.planning.width_schedule import Widths, bought_back
 from talaria.tensors import Array
 
 RANKS = (8, 4, 2)
@@ -31,8 +31,6 @@ HEADS = (64, 32, 16, 8)
 """Ranks of a head in two factors that are considered where the whole one is too large, the largest first."""
 TRAINED_SHARE = 0.03
 """Most of a pretrained model's parameters that adapters and head may be by default."""
-
-Widths = dict[str, int]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from talaria.programs.lookups import Lookups
 from talaria.programs.manifest import Manifest
 from talaria.programs.session import Session
 from talaria.programs.shapes import Cost, Limits, Value, measure
-from talaria.tensors import Array
+from talaria.tensors import Array, under
 
 Arrays = dict[str, Array]
 _PARTS = ("weight", "momentum", "draw", "anchor")
@@ -113,8 +113,8 @@ class Program:
         """
         feed = self.feed(weights, momentum, x, y, lr, draws, anchor, pull)
         found = self.run(feed)
-        state = {**weights, **_under(found, "next/weight/")}
-        return state, {**momentum, **_under(found, "next/momentum/")}, float(found["loss"])
+        state = {**weights, **under(found, "next/weight/")}
+        return state, {**momentum, **under(found, "next/momentum/")}, float(found["loss"])
 
     def feed(
         self,
@@ -244,7 +244,3 @@ def _fit(port: Port, value: Array, sizes: dict[str, int]) -> None:
 
 def _what(value: object) -> str:
     return str(value.dtype) if isinstance(value, np.ndarray) else type(value).__name__
-
-
-def _under(found: Arrays, prefix: str) -> Arrays:
-    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

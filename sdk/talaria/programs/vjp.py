@@ -18,7 +18,7 @@ from talaria.programs.graph import Graph, Node, Port
 from talaria.programs.lookups import Lookups
 from talaria.programs.session import Session
 from talaria.programs.shapes import Limits, Value, measure
-from talaria.tensors import Array, Tensors
+from talaria.tensors import Array, Tensors, under
 
 TAP, SLOPE, GRADIENT, NEXT = "tap/", "slope/", "gradient/", "next/weight/"
 _KEPT = 64
@@ -113,7 +113,7 @@ class Vjp:
         names = [*(port.name for port in self._first.outputs), *self._crossing]
         found = dict(zip(names, first(names, {port.name: feed[port.name] for port in self._first.inputs}), strict=True))
         kept = {name: found[name] for name in self._crossing}
-        return Pass(_under(found, TAP), _under(found, NEXT), self, {**feed, **kept})
+        return Pass(under(found, TAP), under(found, NEXT), self, {**feed, **kept})
 
     def back(self, read: Mapping[str, Array], slopes: Mapping[str, Array]) -> Tensors:
         """See :meth:`Pass.backward`; ``read`` is what a pass was given and what it kept."""
@@ -127,7 +127,7 @@ class Vjp:
         names = [port.name for port in self._second.outputs]
         if after is None:
             return {}
-        return _under(dict(zip(names, after(names, feed), strict=True)), GRADIENT)
+        return under(dict(zip(names, after(names, feed), strict=True)), GRADIENT)
 
     def _opened(self, feed: Mapping[str, Array]) -> tuple[Session, Session | None]:
         """Both halves, within the limits at the shapes of ``feed``."""
@@ -193,7 +193,3 @@ def _session(part: Graph, crossing: Mapping[str, Port], out: bool) -> Session:
 
 def _port(name: str, value: Value) -> Port:
     return Port(name, value.dtype, tuple(f"{name}:{axis}" for axis in range(len(value.shape))))
-
-
-def _under(found: Mapping[str, Array], prefix: str) -> Tensors:
-    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
