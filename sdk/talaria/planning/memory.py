@@ -66,9 +66,7 @@ def running(model: Module, input_shape: tuple[int, ...], batch: int = 1) -> int:
     return _peak(module, run)
 
 
-def training(
-    model: Module, input_shape: tuple[int, ...], batch: int, *, momentum: bool = True, classes: int = 2
-) -> int:
+def training(model: Module, input_shape: tuple[int, ...], batch: int, *, momentum: bool = True) -> int:
     """Peak bytes of one SGD step on ``batch`` samples, for the parameters of ``model`` that need gradients and with
     its modules' present modes: weights, gradients, momentum, saved activations."""
     needs = [p.requires_grad for p in model.parameters()]

@@ -24,7 +24,6 @@ KEY_BYTES = 32
 _DOMAIN = b"talaria/secure/1\x00"
 _STRETCH = memoryview(bytes(1 << 16))
 """Zeros to encrypt at once; they, what comes out, and what it is added to stay in the second cache."""
-TAG_BYTES = 16
 
 
 def derived(secret: bytes, salt: bytes, *purpose: bytes | str) -> bytes:
