@@ -158,9 +158,7 @@ class Personalizer:
     @property
     def model(self) -> Module:
         """The personal model, in eval mode. Raises :class:`~talaria.errors.ModelError` before :meth:`fit`."""
-        if self._model is None:
-            raise ModelError("there is no personal model yet; call fit(train, val) first")
-        return self._model
+        return self._fitted()[1]
 
     @property
     def check(self) -> AccuracyCheck | None:
@@ -288,9 +286,7 @@ class Personalizer:
         Example:
             ``personal.fit(train, val).join("mqtts://broker.example:8883", fleet="watch", keys="identity")``
         """
-        task = self._fitted()
-        if self._dense is None:
-            raise ModelError("there is no personal model yet; call fit(train, val) first")
+        task, _, dense = self._fitted()
         rest = None if unlabelled is None else inputs_of(unlabelled, "unlabelled")
         if rest is not None:
             require_inputs("unlabelled", rest, task.train.x.shape[1:])
@@ -303,7 +299,7 @@ class Personalizer:
                 train=task.train,
                 val=task.val,
                 unlabelled=rest,
-                model=self._dense,
+                model=dense,
                 spec=None if self._spec is None else planner.adapted(self._spec, self.plan),
                 options=options,
             )
@@ -323,7 +319,7 @@ class Personalizer:
         :class:`~talaria.errors.BudgetError`, with the nearest budget that is kept, where the model lost more accuracy
         than ``accuracy_drop`` allows.
         """
-        task, check = self._fitted(), self.check
+        (task, model, dense), check = self._fitted(), self.check
         if check is not None and check.kept is False:
             nearest = replace(self.budget, accuracy_drop=check.nearest)
             raise BudgetError(
@@ -341,24 +337,25 @@ class Personalizer:
         valid.path("export", "path", path).parent.mkdir(parents=True, exist_ok=True)
         return _bundler()(
             path,
-            self.model,
+            model,
             **{
                 "example": task.train.x[:1],
                 "samples": task.val if len(task.val) else None,
                 "calibration": task.train.x,
                 "labels": labels,
                 "meta": meta,
-                "dense": self._dense,
+                "dense": dense,
                 **({} if self._aim.name == tasks.CLASSIFICATION else {"task": self.goal}),
                 **asked,
                 **options,
             },
         )
 
-    def _fitted(self) -> Task:
-        if self._task is None:
+    def _fitted(self) -> tuple[Task, Module, Module]:
+        """What :meth:`fit` made: the task, the personal model, and the unpruned one."""
+        if self._task is None or self._model is None or self._dense is None:
             raise ModelError("there is no personal model yet; call fit(train, val) first")
-        return self._task
+        return self._task, self._model, self._dense
 
     def _built(self, given: Module | None, example: Array) -> tuple[Module, Split]:
         chosen = self.plan
