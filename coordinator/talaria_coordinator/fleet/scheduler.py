@@ -473,9 +473,10 @@ class Conductor:
         self._hands.tell("round-passed", attempt=number, reason=reason)
         self.refresh()
 
-    def failed(self, number: int, reason: str) -> None:
-        """Retry after a pause, under a new number; each failure in a row doubles the pause."""
-        if number not in self._called_off and self._is_agreed(number):
+    def failed(self, number: int, reason: str, opened: bool = False) -> None:
+        """Retry after a pause, under a new number; each failure in a row doubles the pause. Not a secure round whose
+        sum devices have ``opened``, now or before this record of the fleet was restored."""
+        if number not in self._called_off and (opened or self._is_agreed(number)):
             self._pass(number, reason)
             return
         self.store.attempts.fail(self.config.name, number, reason)

@@ -377,7 +377,7 @@ class Service:
             case a.RoundClosed():
                 self._conductor.closed(action)
             case a.RoundFailed():
-                self._conductor.failed(action.attempt, action.reason)
+                self._conductor.failed(action.attempt, action.reason, action.opened)
                 self._is_called_off()
             case a.Fenced():
                 raise StateError(replaced(name, self._conductor.fleet.epoch, action))

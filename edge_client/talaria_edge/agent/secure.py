@@ -29,6 +29,7 @@ from talaria_edge.storage import tensor_files
 from talaria_edge.storage.state import SECURE
 
 FORMAT = 1
+MARK, MOST_MARKS = 8, 1 << 14
 Bring = Callable[[Terms], Contribution]
 _STEPS: dict[type, int] = {Shares: 1, Masked: words.UPLOAD, Agreed: 3, Opening: 4}
 
@@ -48,6 +49,9 @@ class _Kept:
     half: bytes
     masked: bytes = b""
     opened: bool = False
+    past: bytes = b""
+    """Which sums it has helped to open before this one, newest last, :data:`MARK` bytes each: a coordinator that goes
+    back in time, restored or not, asks for those rounds again."""
 
 
 class Part:
@@ -106,17 +110,18 @@ class Part:
             if kept.masked:
                 return Said(words.UPLOAD, kept.masked)
         else:
-            if kept is not None and kept.opened and self._same(kept, asked, base_digest):
+            past = b"" if kept is None else _opened(kept)
+            if _mark(round, base_digest) in _marks(past):
                 raise ConfigError(
-                    f"secure: this device has helped to open a sum of round {round}; a second one, of almost the same "
-                    "devices, could show what one of them sent"
+                    f"{words.OPENED} of round {round}; a second one, of almost the same devices, could show what one "
+                    "of them sent"
                 )
             one = bring(asked)
             self._half = DeviceHalf.begin(
                 asked, coordinates, identity, one.tensors,
                 mask=one.mask, weight=one.weight, metrics=one.metrics, least=self.config.least,
             )  # fmt: skip
-            self._write(_Kept(terms, base_digest, self._half.save()))
+            self._write(_Kept(terms, base_digest, self._half.save(), past=past))
         return Said(0, self._half.advert().encode())
 
     def _answer(self, run: Run, attempt: int, data: bytes) -> Said | None:
@@ -148,9 +153,6 @@ class Part:
                 f"least_noise), and this round has {have:.3g}"
             )
 
-    def _same(self, kept: _Kept, terms: Terms, base_digest: str) -> bool:
-        return (Terms.decode(kept.terms).round, kept.base_digest) == (terms.round, base_digest)
-
     def _identity(self) -> Identity:
         folder = self.config.identity
         if folder is None:
@@ -176,5 +178,19 @@ class Part:
             return None
 
     def _write(self, kept: _Kept) -> None:
-        data = msgpack.packb([FORMAT, kept.terms, kept.base_digest, kept.half, kept.masked, kept.opened])
+        data = msgpack.packb([FORMAT, kept.terms, kept.base_digest, kept.half, kept.masked, kept.opened, kept.past])
         tensor_files.write(self._path, hashlib.sha256(data).digest() + data)
+
+
+def _opened(kept: _Kept) -> bytes:
+    """The marks of all sums that it has helped to open by now."""
+    last = _mark(Terms.decode(kept.terms).round, kept.base_digest) if kept.opened else b""
+    return (kept.past + last)[-MARK * MOST_MARKS :]
+
+
+def _mark(round: int, base_digest: str) -> bytes:
+    return hashlib.sha256(f"{round}/{base_digest}".encode()).digest()[:MARK]
+
+
+def _marks(past: bytes) -> set[bytes]:
+    return {past[i : i + MARK] for i in range(0, len(past), MARK)}

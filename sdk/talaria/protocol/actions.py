@@ -132,6 +132,8 @@ class RoundFailed:
     attempt: int
     stored: int
     reason: str
+    opened: bool = False
+    """Whether a secure one can never have enough devices: too many have helped to open a sum of it."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ MOST = m.MAX_PARTS * m.MAX_WORD
 STEPS = 5
 """Keys, shares, masked updates (which travel as uploads do), agreement, opening."""
 UPLOAD, OPENING = 2, 4
+OPENED = "secure: this device has helped to open a sum"
+"""How a device begins to say that it declines a round for that: it will decline each other try at it."""
 
 
 P = TypeVar("P", m.Word, m.Told)

@@ -272,7 +272,7 @@ class CoordinatorMachine:
         if phase == "closed":
             t.act(_closed(attempt))
         else:
-            t.act(a.RoundFailed(number, len(attempt.counted), reason + attempt.declines()))
+            t.act(a.RoundFailed(number, len(attempt.counted), reason + attempt.declines(), attempt.opened()))
         async_rounds.end(t, attempt, reason)
 
     # ---- what arrives ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from talaria.errors import ConfigError
-from talaria.protocol import state_codec
+from talaria.protocol import state_codec, words
 from talaria.protocol.actions import Counted
 from talaria.protocol.transfer import Receiver, ReplayWindow
 from talaria.protocol.words import Gathered
@@ -195,6 +195,11 @@ class Attempt:
         said = sorted(device for device, member in self.cohort.items() if member.phase == "declined")
         more = f", and {len(said) - 1} more declined" if len(said) > 1 else ""
         return f"; {said[0]} declined ({self.cohort[said[0]].reason}){more}" if said else ""
+
+    def opened(self) -> bool:
+        """Whether so many declined a secure round as one that they opened that no try at it can succeed."""
+        said = [m.reason.startswith(words.OPENED) for m in self.cohort.values() if m.phase == "declined"]
+        return bool(self.secure) and sum(said) > len(self.cohort) - self.quorum
 
     def missing(self) -> tuple[str, ...]:
         """Members whose update did not come in time."""
