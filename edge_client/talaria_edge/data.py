@@ -113,7 +113,7 @@ class NpzSource:
         names, at = np.unique(y, return_inverse=True)
         unknown = [name for name in names.tolist() if name not in self.labels]
         if unknown:
-            raise DataError(
+            raise recorded.QuotesSamplesError(
                 f"data: {self.path}: label {unknown[0]!r} is none of this device's; list all classes in the fleet's "
                 "order as [device] labels, or write class numbers"
             )
@@ -189,7 +189,7 @@ class NamedSource:
         except TalariaError:
             raise
         except (Exception, SystemExit) as error:
-            raise DataError(
+            raise recorded.QuotesSamplesError(
                 f"{what} failed ({type(error).__name__}: {' '.join(str(error).split())[:200]}); mend it, or its options"
             ) from error
 

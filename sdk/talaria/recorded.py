@@ -31,6 +31,10 @@ UNLABELLED = 3
 """The number in ``split`` of samples without a label."""
 
 
+class QuotesSamplesError(DataError):
+    """Its words may quote samples, and are for whoever has them: a device tells them its own journal alone."""
+
+
 @dataclass(frozen=True)
 class Recorded:
     """The arrays as they are in the file; ``client`` and ``split`` are None where it does not say them."""
@@ -133,7 +137,7 @@ def _text(values: Array, name: str) -> Array:
     try:
         return np.char.decode(values, "utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
+        raise QuotesSamplesError(
             f"data: {name} holds {error.object[:80]!r}, which is no UTF-8; write numpy.char.decode({name}, 'latin-1'), "
             "or the encoding that it has"
         ) from None

@@ -16,6 +16,7 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceState
 from talaria.protocol.words import UPLOAD
+from talaria.recorded import QuotesSamplesError
 from talaria.wire.chunks import Cut, chunk_within, describe
 from talaria_edge.agent.asked import asked_of
 from talaria_edge.agent.incoming import Put
@@ -153,7 +154,7 @@ class Rounds:
         """Whatever it is, it is this round's, and not the agent's end."""
         log_unforeseen(self.config.device, error, f"attempt {attempt}")
         self._tell("error", attempt=attempt, error=said(error))
-        await self._put(e.DeclineRound(time.monotonic(), attempt, said(error)[:300]))
+        await self._put(e.DeclineRound(time.monotonic(), attempt, _said_above(error)[:300]))
 
     def received(self, learner: Learner | None, number: int, outcome: str, reason: str) -> None:
         """What the coordinator said to our update: unless it refused it, the new private state comes into force."""
@@ -170,6 +171,13 @@ class Rounds:
     def count(self, way: Literal["up", "down"], size: int) -> None:
         """So many bytes went up or came down."""
         self.traffic.setdefault(self._round, {"up": 0, "down": 0})[way] += size
+
+
+def _said_above(error: Exception) -> str:
+    """What the fleet hears of an error: the words of code that is not ours may quote what a device learns from."""
+    if isinstance(error, QuotesSamplesError) or not isinstance(error, TalariaError):
+        return f"{type(error.__cause__ or error).__name__}, whose words stay on the device: see its own journal"
+    return said(error)
 
 
 def tell_of_deployment(tell: Callable[..., None], found: Mapping[str, Any]) -> None:
