@@ -37,6 +37,8 @@ UNANSWERED_S = 60.0
 """Seconds without the acknowledgement of a message that are too long."""
 TOGETHER = 32
 """Filters that are asked for in one packet: below 4096 bytes."""
+LARGEST, PIECE = MAX_FRAME + (1 << 16) + 1280, 1 << 16
+"""Bytes of a packet that are held at most, so that no frame on any topic is cut, and those that are read at once."""
 _Inbox = asyncio.Queue[Incoming | None]
 
 
@@ -152,7 +154,7 @@ class Mqtt:
             raise
 
     def _client(self, protocol: MQTTProtocolVersion, will: Will | None) -> paho.Client:
-        client = paho.Client(
+        client = _Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._name,
             protocol=protocol,
@@ -276,6 +278,15 @@ class _Errors(logging.Logger):
     def handle(self, record: logging.LogRecord) -> None:
         """Told to the session, and nobody else."""
         self._session.complain(record.getMessage())
+
+
+class _Client(paho.Client):
+    """What is beyond the largest packet that says anything to us is read and forgotten, not held: a broker, or whoever
+    may publish there, can send 256 MiB at once. What is left of it is no frame, and is acknowledged as any other."""
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        del self._in_packet["packet"][LARGEST:]
+        return super()._sock_recv(min(bufsize, PIECE))
 
 
 class _Session:

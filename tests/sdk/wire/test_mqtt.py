@@ -22,7 +22,19 @@ from talaria.errors import ConfigError, StateError, TransportError
 from talaria.identity.credentials import password_in
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.inbox_budget import Budget
-from talaria.wire.mqtt import Address, Arrival, LinkDown, LinkUp, Mqtt, NotTaken, Tls, Will, _Session
+from talaria.wire.mqtt import (
+    LARGEST,
+    PIECE,
+    Address,
+    Arrival,
+    LinkDown,
+    LinkUp,
+    Mqtt,
+    NotTaken,
+    Tls,
+    Will,
+    _Session,
+)
 
 FAST = {"backoff": (0.05, 0.2), "keepalive": 10}
 
@@ -233,6 +245,25 @@ def test_a_link_whose_acknowledgements_are_lost_is_given_up_and_comes_back(broke
             assert await link.flush(20)
             assert proxy.robbed == 4
             await link.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_no_more_of_a_message_is_held_than_a_frame_can_have(broker, threaded):
+    """Whoever may publish at a broker without bounds could fill the memory of all that listen."""
+
+    async def story():
+        link = Mqtt(broker.url, "anna", ("t/#",), threaded=threaded)
+        await link.start()
+        for size in (1_900_000, MAX_FRAME, 1):
+            assert await link.publish("t/x", bytes(size))
+            assert await link.flush(20)
+        huge, whole, small = await arrivals(link, 3)
+        assert MAX_FRAME < len(huge.payload) <= LARGEST + PIECE
+        assert (len(whole.payload), len(small.payload)) == (MAX_FRAME, 1)
+        assert link.dropped == 0
+        await link.close()
 
     asyncio.run(story())
 
