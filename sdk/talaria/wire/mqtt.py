@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from talaria import time
@@ -287,6 +287,13 @@ class _Client(paho.Client):
     def _sock_recv(self, bufsize: int) -> bytes:
         del self._in_packet["packet"][LARGEST:]
         return super()._sock_recv(min(bufsize, PIECE))
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        if (
+            self._in_packet["command"] & 0x04
+        ):  # QoS 2, which nobody asked for: it would be held until the broker says so
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        return super()._handle_publish()
 
 
 class _Session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import gc
 import ipaddress
@@ -264,6 +265,33 @@ def test_no_more_of_a_message_is_held_than_a_frame_can_have(broker, threaded):
         assert (len(whole.payload), len(small.payload)) == (MAX_FRAME, 1)
         assert link.dropped == 0
         await link.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_broker_that_sends_what_nobody_asked_for_cannot_have_it_held(threaded):
+    """QoS 2, of which MQTT has 65535 messages under way."""
+
+    async def serve(reader, writer):
+        for answer in (b"\x20\x03\x00\x00\x00", b"\x90\x04\x00\x01\x00\x01"):
+            await reader.readexactly((await reader.readexactly(2))[1])
+            writer.write(answer)
+        writer.write(b"".join(b"\x34\x07\x00\x01a\x00" + bytes([number]) + b"\x00!" for number in range(1, 9)))
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async def story():
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            link = Mqtt(url, "anna", ("a",), threaded=threaded, backoff=(30.0, 60.0))
+            await link.start()
+            held = link._session._client._in_messages
+            down = await until(link, LinkDown)
+            assert "Protocol error" in down.reason
+            assert not held
+            await link.close()
 
     asyncio.run(story())
 
