@@ -296,6 +296,19 @@ def test_options_beside_a_run_that_goes_on_with_its_own(said, tmp_path):
         assert words[0] in text or words[0] == "-a"
 
 
+def test_a_run_that_goes_on_in_another_folder_than_it_began_in(said, tmp_path, monkeypatch):
+    """Its data is named as seen from there, and no other data can be named beside --resume."""
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=draw.standard_normal((40, 4)), y=np.arange(40) % 2, client=np.repeat([0, 1], 20))
+    talaria.simulate("fedavg", "npz:mine.npz", rounds=1, save="kept")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    text = said("simulate", "--resume", "../kept")
+    assert "the run in ../kept began with data='npz:mine.npz' in its working folder: go on in that folder" in text
+    monkeypatch.chdir(tmp_path)
+    assert talaria.resume("kept").clients.keys() == {"client-0", "client-1"}
+
+
 def test_keys_go_to_a_folder_of_their_own(said, tmp_path):
     """A folder of keys is shut to others: nothing else may lie there."""
     shared = tmp_path / "shared"

@@ -117,7 +117,8 @@ def _fitting(made: Recorded) -> Recorded:
         rank = (1, 2) if name == "y" and values is not None and values.dtype.kind not in "US" else (1,)
         if values is not None and (values.ndim not in rank or not made.x.ndim or len(values) != len(made.x)):
             rows = made.x.shape[0] if made.x.ndim else 0
-            raise DataError(f"data: x has {rows} rows, {name} has shape {values.shape}; give one for each, (N,)")
+            form = "(N,)" if rank == (1,) else "(N,), or a row for each, (N, K)"
+            raise DataError(f"data: x has {rows} rows, {name} has shape {values.shape}; give one for each, {form}")
     return replace(
         made, y=_text(_read(made), "y"), client=None if made.client is None else _text(made.client, "client")
     )

@@ -422,7 +422,7 @@ def resume(
             raise ConfigError(
                 f"{folder}: its data ({asked['dataset']!r}) was an object; give it: resume(..., data=...)"
             )
-        found = data_of(asked["dataset"], asked["data_options"]) if data is None else data
+        found = _named(folder, asked["dataset"], asked["data_options"]) if data is None else data
         if asked.get("as_devices"):
             found = as_devices(found, ids_of((*found.clients, *found.newcomers)))
         if aggregator is None and asked["own_rule"]:
@@ -451,6 +451,18 @@ def resume(
         asked={name: value for name, value in asked.items() if name != "format"},
     )
     return one.learn(progress, folder, workers, ray)
+
+
+def _named(folder: Path, name: str, options: Mapping[str, Any]) -> Federated:
+    """The data of the run in ``folder``. Files and modules are named as seen from the folder that it began in, which may
+    be another one than this."""
+    try:
+        return data_of(name, options)
+    except (ConfigError, DataError) as error:
+        raise type(error)(
+            f"{error}; the run in {folder} began with data={name!r} in its working folder: go on in that folder, with the "
+            "data as it was, or give it: resume(..., data=...)"
+        ) from error
 
 
 def _require_answers(run: Run, built: Module, samples: Samples) -> None:
