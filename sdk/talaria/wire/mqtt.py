@@ -37,7 +37,7 @@ UNANSWERED_S = 60.0
 """Seconds without the acknowledgement of a message that are too long."""
 TOGETHER = 32
 """Filters that are asked for in one packet: below 4096 bytes."""
-LARGEST, PIECE = MAX_FRAME + (1 << 16) + 1280, 1 << 16
+LARGEST, PIECE = MAX_FRAME + (1 << 16) + 1280, 1 << 18
 """Bytes of a packet that are held at most, so that no frame on any topic is cut, and those that are read at once."""
 _Inbox = asyncio.Queue[Incoming | None]
 
@@ -289,9 +289,7 @@ class _Client(paho.Client):
         return super()._sock_recv(min(bufsize, PIECE))
 
     def _handle_publish(self) -> MQTTErrorCode:
-        if (
-            self._in_packet["command"] & 0x04
-        ):  # QoS 2, which nobody asked for: it would be held until the broker says so
+        if self._in_packet["command"] & 0x04:  # QoS 2, which nobody asked for: held until the broker says so
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         return super()._handle_publish()
 
