@@ -454,14 +454,14 @@ def resume(
 
 
 def _named(folder: Path, name: str, options: Mapping[str, Any]) -> Federated:
-    """The data of the run in ``folder``. Files and modules are named as seen from the folder that it began in, which may
-    be another one than this."""
+    """The data of the run in ``folder``. Files and modules are named as seen from the folder that it began in, which
+    may be another one than this."""
     try:
         return data_of(name, options)
     except (ConfigError, DataError) as error:
         raise type(error)(
-            f"{error}; the run in {folder} began with data={name!r} in its working folder: go on in that folder, with the "
-            "data as it was, or give it: resume(..., data=...)"
+            f"{error}; the run in {folder} began with data={name!r} in its working folder: go on in that folder, with "
+            "the data as it was, or give it: resume(..., data=...)"
         ) from error
 
 
