@@ -34,8 +34,8 @@ from talaria_bench import bars
 AIMS = {"one process": 0.72, "workers 2 (wall)": 0.40, "mlp": 8.0, "imu_cnn": 1.25, "memory_mb": 100.0}
 """Of the loop's CPU seconds, of its wall time; times the loop's steps per CPU second; more than the hundred take."""
 
-STEPS = {"mlp": 20, "mlp, 60 steps": 60, "imu_cnn": 20}
-"""Of a client in a round of each small network."""
+SMALL = {"mlp": ("mlp", 20), "mlp, 60 steps": ("mlp", 60), "imu_cnn": ("imu_cnn", 20)}
+"""Small networks, and the steps of a client in a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ def measure(partition: Path | None = None, turns: int = 3, rounds: int = 4) -> d
         "load": os.getloadavg()[0],
         "aims": AIMS,
         "rounds": _rounds(partition, turns, rounds),
-        "steps": {name: _steps(name.partition(",")[0], turns, steps) for name, steps in STEPS.items()},
+        "steps": {name: _steps(model, turns, steps) for name, (model, steps) in SMALL.items()},
         "memory_mb": _memory(),
     }
 

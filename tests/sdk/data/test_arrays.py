@@ -245,7 +245,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"y": np.zeros(59, int)}, r"x has 60 rows, y has shape \(59,\)"),
     (
         {"y": np.zeros((60, 4, 4), int)},
-        r"y has shape \(60, 4, 4\); give one for each, \(N,\), or a row for each, \(N, K",
+        r"y has shape \(60, 4, 4\); give one for each, \(N,\), or a row for each, \(N, K\)",
     ),
     ({"x": np.where(np.arange(300).reshape(60, 5) == 101, np.nan, 1.0)}, r"x\[20\] holds NaN"),
     ({"x": np.full((60, 5), np.inf, np.float32)}, r"x\[0\] holds NaN, infinity"),
