@@ -119,6 +119,7 @@ def targets() -> list[Target]:
     answer = enrolment.Answer("watch", "anna", "ca", "crt", SIGNER.public, "mqtts://b.example").signed(SIGNER)
     facts = strict_safetensors.unpack(updates()[0], most=9)[1]["talaria"].encode()
     raw, wire = strict_safetensors.pack(DENSE), (WireError,)
+    numbers = np.sqrt(np.arange(2, 400, dtype=np.float32)).tobytes()
     part = compact.compacted(raw, MASK)
     about = strict_safetensors.parse_meta(strict_safetensors.unpack(part, most=9)[1], "talaria-compact")
     quantized = compact.compacted(download.encoded(download.rounded(DENSE, "int8"), "int8"), MASK)
@@ -128,7 +129,7 @@ def targets() -> list[Target]:
         Target("message", _message, wire, models),
         Target("topic", _topic, wire, [f"fl/1/watch/{kind}".encode() for kind in kinds]),
         Target("chunk", _chunk, wire, [struct.pack("<HH", i, 300 * i) + MODEL[300 * i :][:300] for i in range(4)]),
-        Target("zstd", _unsqueeze, wire, [squeeze(bytes(1000) + MODEL), b"plain"]),
+        Target("zstd", _unsqueeze, wire, [squeeze(bytes(1000) + MODEL), squeeze(numbers, 4), b"plain"]),
         Target("tensors", _tensors, wire, [raw, squeeze(raw), codec.encode_tensors(DENSE, codec="int8")]),
         Target("own tensors", _own, wire, [raw]),
         Target("part of a model", _part, wire, [part, quantized]),

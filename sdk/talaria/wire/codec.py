@@ -52,6 +52,8 @@ MASK = "mask|"
 _PLANES_OF_ITS_NAME = frozenset(f"mask{suffix}" for suffix in (*SUFFIXES[1:], "|s", "|v"))
 """Planes of a tensor that is called ``mask``, which look like bitmaps of layers of one letter."""
 _META = "talaria"
+_WORDS = {"raw": 4, "fp16": 2, "bf16": 2}
+"""Bytes of a number in an update of a codec; of the others no byte of a word repeats sooner than the next."""
 _text = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LARGEST = sys.float_info.max
@@ -145,7 +147,7 @@ def encode_update(update: Update, codec: str = "raw", *, compress: bool = True) 
         planes |= bitmaps
     meta = {_META: _text(_facts(update))}
     data = strict_safetensors.pack(planes, meta)
-    return squeeze(data) if compress else data
+    return squeeze(data, _WORDS.get(how.name, 1)) if compress else data
 
 
 def _facts(update: Update) -> dict[str, Any]:

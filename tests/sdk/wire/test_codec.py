@@ -346,7 +346,7 @@ def test_what_does_not_shrink_is_left_as_it_is():
 def test_what_the_probe_holds_whole_is_packed_once(monkeypatch):
     packed = []
 
-    def counted(data):
+    def counted(data, word):
         packed.append(len(data))
         return zstd.compress(data, 1)
 
@@ -356,12 +356,29 @@ def test_what_the_probe_holds_whole_is_packed_once(monkeypatch):
     assert packed == [40_000]
 
 
-@example(piece=MAGIC, times=1)
-@example(piece=MAGIC + b"\x00", times=3)
-@given(piece=st.binary(max_size=2000), times=st.integers(1, 200))
-def test_squeezed_bytes_come_back(piece, times):
+@example(piece=MAGIC, times=1, word=1)
+@example(piece=MAGIC + b"\x00", times=3, word=4)
+@given(piece=st.binary(max_size=2000), times=st.integers(1, 200), word=st.sampled_from([1, 2, 4]))
+def test_squeezed_bytes_come_back(piece, times, word):
     data = piece * times
-    assert unsqueeze(squeeze(data), len(data)) == data
+    assert unsqueeze(squeeze(data, word), len(data)) == data
+
+
+@pytest.mark.parametrize(("codec", "word"), [("raw", 4), ("fp16", 2), ("bf16", 2)])
+def test_numbers_are_fewer_bytes_than_in_a_frame_of_all_and_come_back(codec, word):
+    weights = {"w": np.random.default_rng(0).normal(0, 0.1, (300, 301)).astype(np.float32)}
+    sent = Update(tensors=weights, weight=1.0, client="a", base_version=0, kind="delta", mask=None, metrics={})
+    plain, packed = encode_update(sent, codec, compress=False), encode_update(sent, codec)
+    assert len(packed) < 0.95 * min(len(plain), len(zstd.compress(plain, 1)))
+    assert unsqueeze(packed, len(plain)) == plain
+    assert unsqueeze(squeeze(plain + b"end", word), len(plain) + 3) == plain + b"end"
+
+
+def test_what_is_mostly_zero_is_no_more_than_in_a_frame_of_all():
+    weights = np.zeros(100_000, np.float32)
+    weights[::5] = np.random.default_rng(0).normal(0, 0.1, 20_000)
+    data = weights.tobytes()
+    assert len(squeeze(data, 4)) == len(zstd.compress(data, 1))
 
 
 def test_the_cap_counts_what_comes_out():
@@ -376,6 +393,30 @@ def test_the_cap_counts_what_comes_out():
 def test_a_damaged_frame_is_refused(hurt):
     with pytest.raises(WireError):
         unsqueeze(hurt(squeeze(bytes(range(256)) * 500)), 10**6)
+
+
+@pytest.mark.parametrize(("more", "right"), [(0, True), (99, False), (100, True), (101, True), (102, False)])
+def test_behind_a_frame_are_the_other_bytes_of_words_or_nothing(more, right):
+    data = zstd.compress(bytes(100)) + bytes(more)
+    if right:
+        assert unsqueeze(data, 1000) == bytes(100 + more)
+    else:
+        with pytest.raises(WireError, match=f"{more} bytes follow the zstd frame of 100"):
+            unsqueeze(data, 1000)
+
+
+@pytest.mark.parametrize(
+    ("more", "right"), [(200, False), (203, False), (299, False), (303, True), (304, False), (400, False)]
+)
+def test_words_have_two_bytes_or_four(more, right):
+    data = zstd.compress(bytes(100)) + bytes(more)
+    if right:
+        assert unsqueeze(data, 100 + more) == bytes(100 + more)
+        with pytest.raises(TooLarge, match=f"{100 + more} bytes, above {99 + more}"):
+            unsqueeze(data, 99 + more)
+    else:
+        with pytest.raises(WireError, match=f"{more} bytes follow"):
+            unsqueeze(data, 1000)
 
 
 # ---- refused before sending ------------------------------------------------------------------------------
