@@ -68,12 +68,11 @@ def check(shared: Tensors, update: Update, known: ChannelLayout | None = None, *
         if name not in shared or is_reserved(name):
             why = "is reserved for the server" if is_reserved(name) else "is not in the shared state"
             raise AggregationError(f"{who}: tensor {name!r} {why}; send only {_few(_allowed(shared))}")
-    for name in trained(shared):
-        if name not in update.tensors:
-            raise AggregationError(
-                f"{who}: tensor {name!r} is missing; send every trained tensor, or keep the ones that never come back "
-                f"under the prefix 'frozen/' of the shared state"
-            )
+    for name in trained({name: value for name, value in shared.items() if name not in update.tensors}):
+        raise AggregationError(
+            f"{who}: tensor {name!r} is missing; send every trained tensor, or keep the ones that never come back "
+            f"under the prefix 'frozen/' of the shared state"
+        )
     if update.mask is not None and update.mask.layout is not known:
         _check_layout(shared, update.mask.layout, who)
     for name, value in update.tensors.items():

@@ -259,11 +259,10 @@ def _about_square(values: Iterable[Array]) -> float:
     """The sum of squares to within a hundredth, of float32; not finite where a value is not, and for other dtypes."""
     total = 0.0
     for value in values:
-        if value.dtype != np.float32:
+        if value.dtype.char != "f":
             return math.inf
         flat = value.reshape(-1)
-        for start in range(0, flat.size, _LONG):
-            part = flat[start : start + _LONG]
+        for part in (flat,) if flat.size <= _LONG else np.split(flat, range(_LONG, flat.size, _LONG)):
             total += float(part.dot(part))
     return total
 
