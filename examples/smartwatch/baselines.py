@@ -14,10 +14,11 @@ from talaria.training import evaluation
 @dataclass(frozen=True)
 class Baselines:
     """Test accuracy per user by method; for newcomers ``local`` is from scratch, ``fedavg`` zero-shot and
-    ``fedavg_ft`` tuned with their minute of labels. ``bytes_up`` is what dense FedAvg sent, per member."""
+    ``fedavg_ft`` tuned with their minute of labels."""
 
     accuracy: Mapping[str, Mapping[str, float]]
-    bytes_up: Mapping[str, int]
+    bytes_up: int
+    """Of a member of dense FedAvg, which sends its model, as it is, in each round."""
     bytes_down: int
     """What dense FedAvg sends each member: its model before each round and after the last."""
 
@@ -51,4 +52,5 @@ def baselines(data: Federated, seed: int, count: int, tune: int, progress: Calla
     for name, person in people.items():
         source = local if name in members else fresh
         accuracy[name]["local"] = evaluation.evaluate(source.personal(person), every[name].test).accuracy
-    return Baselines(accuracy, fedavg.bytes_up, (count + 1) * len(encode_model(fedavg.shared)))
+    model_bytes = len(encode_model(fedavg.shared))
+    return Baselines(accuracy, count * model_bytes, (count + 1) * model_bytes)

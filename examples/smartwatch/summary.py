@@ -64,9 +64,9 @@ def summary_of(
         "notes": [
             "Accuracy is on each wearer's own test windows, recorded after the training windows and never looked at "
             "before the end. Members learn from all their labelled windows, newcomers from one minute of them.",
-            "Upload counts every byte that a member's agent published during the rounds, against what dense FedAvg "
-            "sends for the same number of rounds; download every byte that it received until it had its last model, "
-            "against the dense model before each round and after the last. Latency is thread CPU time in ONNX Runtime "
+            "Upload counts every byte that a member's agent published during the rounds, against the dense model as it "
+            "is in each of them; download every byte that it received until it had its last model, against the dense "
+            "model before each round and after the last. Latency is thread CPU time in ONNX Runtime "
             "against the dense model, interleaved in the same run. The curve is validation accuracy before each "
             "round's training.",
         ],
@@ -96,7 +96,7 @@ def _user(
     }
     if not newcomer:
         user["upload_bytes"] = sum(step["up"] for step in result["traffic"].values())
-        user["upload_ratio"] = user["upload_bytes"] / dense.bytes_up[name]
+        user["upload_ratio"] = user["upload_bytes"] / dense.bytes_up
         user["download_bytes"] = sum(step["down"] for step in result["traffic"].values())
         user["download_ratio"] = user["download_bytes"] / dense.bytes_down
     return user

@@ -84,7 +84,7 @@ def unsqueeze(data: bytes, cap: int) -> bytes:
         if (window := _window(data, size)) > MAX_WINDOW:
             raise TooLarge(f"zstd frame declares a window of {window} bytes, above {MAX_WINDOW}")
         end = zstd.get_frame_size(data)
-        others, rest = divmod(len(data) - end, size or 1)
+        others, rest = divmod(len(data) - end, size) if size else (0, len(data) - end)
         if others not in (0, 1, 3) or rest > others:
             raise WireError(f"{len(data) - end} bytes follow the zstd frame of {size}, or it is truncated")
         if size + len(data) - end > cap:

@@ -405,6 +405,12 @@ def test_behind_a_frame_are_the_other_bytes_of_words_or_nothing(more, right):
             unsqueeze(data, 1000)
 
 
+@pytest.mark.parametrize("more", [1, 3, 100])
+def test_nothing_follows_an_empty_frame(more):
+    with pytest.raises(WireError, match=f"{more} bytes follow the zstd frame of 0"):
+        unsqueeze(zstd.compress(b"") + bytes(more), 1000)
+
+
 @pytest.mark.parametrize(
     ("more", "right"), [(200, False), (203, False), (299, False), (303, True), (304, False), (400, False)]
 )
