@@ -204,8 +204,6 @@ class Given:
         return self.make()
 
 
-Part = Samples | tuple[Any, Any]
-"""Samples, or ``(x, y)`` as arrays."""
 Handed = DeviceData | Samples | Sequence[Any]
 """One device's samples as a program hands them over."""
 Data = str | Path | DataSource | Handed | Callable[[], Handed]
@@ -294,11 +292,8 @@ def checked(
     for name, part in (("train", data.train), ("val", data.val), ("test", data.test)):
         if part is None or len(part) == 0:
             continue
-        if parts is not None and part.parts is not None and dict(part.parts) != dict(parts):
-            raise DataError(
-                f"data: {name} samples have the inputs {inputs.told(part.parts)}, but the model takes "
-                f"{inputs.told(parts) or f'one array {tuple(input_shape)}'}; name and order them as the model expects"
-            )
+        if parts is not None:
+            inputs.require_alike(f"data: {name} samples", part.parts, parts, input_shape)
         shape = tuple(part.x.shape[1:])
         if shape != tuple(input_shape):
             raise DataError(
@@ -307,10 +302,10 @@ def checked(
             )
         goal.require(f"data: {name}", part.y, classes)
     if data.unlabelled is not None:
-        size = getattr(data.unlabelled, "nbytes", 0)
+        require_inputs("data: unlabelled", data.unlabelled, tuple(input_shape))
+        size = data.unlabelled.nbytes
         if size > LIMIT:
             raise DataError(f"data: unlabelled holds {size} bytes, more than {LIMIT}; give the latest windows alone")
-        require_inputs("data: unlabelled", data.unlabelled, tuple(input_shape))
     return data
 
 

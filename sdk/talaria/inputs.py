@@ -128,6 +128,17 @@ def fitting(given: Mapping[str, Any], parts: Parts) -> Array:
     return joined(arrays)[0]
 
 
+def require_alike(what: str, given: Parts | None, own: Parts, shape: tuple[int, ...]) -> None:
+    """Raise :class:`DataError`, beginning with ``what``, where samples of the named inputs ``given`` are not for a
+    model that reads ``own``, or, where that is empty, one array of this ``shape``; None: they say no names, and pass.
+    """
+    if given is not None and dict(given) != dict(own):
+        takes = told(own) or f"one array {tuple(shape)}"
+        raise DataError(
+            f"{what} have the inputs {told(given)}, and the model takes {takes}; name and order them as it expects"
+        )
+
+
 def told(parts: Parts) -> str:
     """The inputs in words."""
     return ", ".join(f"{name} {shape}" for name, shape in parts.items())

@@ -188,7 +188,7 @@ def test_named_inputs_of_a_device_stand_side_by_side(tmp_path):
         assert set(np.unique(data.train.x[:, :3])) == {0.0, 1.0}  # mask comes before walk
         assert len(checked(found, (9,), 3, parts={"mask": (3,), "walk": (2, 3)}).train)
         for other in ({"mask": (3,), "walk": (3, 2)}, {"a": (6,), "mask": (3,)}, {}):
-            with pytest.raises(DataError, match=r"have the inputs mask \(3,\), walk \(2, 3\), but the model takes"):
+            with pytest.raises(DataError, match=r"have the inputs mask \(3,\), walk \(2, 3\), and the model takes"):
                 checked(found, (9,), 3, parts=other)
 
 

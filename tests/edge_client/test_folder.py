@@ -354,7 +354,7 @@ def test_windows_of_several_named_inputs(tmp_path, caplog):
     assert len(found.train) + len(found.val) == 22
     assert set(np.unique(found.train.x[:, 10:])) <= {0.0, 1.0}
     with pytest.raises(
-        DataError, match=r"train samples have the inputs imu \(2, 5\), mask \(5,\), but the model takes"
+        DataError, match=r"train samples have the inputs imu \(2, 5\), mask \(5,\), and the model takes"
     ):
         checked(source.load(), (15,), 2, parts={"imu": (5, 2), "mask": (5,)})
     source.record({"imu": draw.normal(size=(5, 2)), "mask": np.arange(5) < 3}, 0)

@@ -117,9 +117,8 @@ def make_bundle(
 
         needed()
     proto, parts = _converted(model, example), model.parts if isinstance(model, Served) else _parts_of(model)
-    if held is not None and held.parts is not None and dict(held.parts) != dict(parts):
-        takes = inputs.told(parts) or f"one array {example.shape[1:]}"
-        raise DataError(f"samples: have the inputs {inputs.told(held.parts)}; the model takes {takes}")
+    if held is not None:
+        inputs.require_alike("samples:", held.parts, parts, example.shape[1:])
     given, source = _probes(model, example, held, steps, keep_samples, probes, seed)
     x = steps.apply(given)
     expected = _finite(_run(model, x))

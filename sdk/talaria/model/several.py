@@ -83,11 +83,10 @@ def require_fits(module: Module, shape: tuple[int, ...], parts: Parts | None) ->
     if own is None and parts is not None:
         raise DataError(f"data: the samples have the inputs {inputs.told(parts)}, and the model reads one array; "
                         "give it as talaria.model.several.Several(module, NAME=shape, ...)")  # fmt: skip
-    if own is not None and parts is not None and dict(own) != dict(parts):
-        raise DataError(
-            f"data: the samples have the inputs {inputs.told(parts)}, and the model takes {inputs.told(own)}"
-        )
-    if own is not None and shape != (inputs.size_of(own),):
+    if own is None:
+        return
+    inputs.require_alike("data: the samples", parts, own, shape)
+    if shape != (inputs.size_of(own),):
         raise DataError(
             f"data: samples have shape {shape}, and the model takes {inputs.told(own)}, {inputs.size_of(own)} numbers "
             "side by side; give x_NAME for each input"
