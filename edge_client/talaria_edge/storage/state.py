@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from talaria import durable, time
-from talaria.errors import StateError, so_that_it_can_be_written
+from talaria.errors import StateError
 from talaria.protocol.device.machine import DeviceState
 from talaria.tensors import Tensors
 from talaria.wire.compact import model_of
@@ -44,7 +44,7 @@ FORMAT = 2
 LEFT, SECURE, PLAN = "left.json", "secure.bin", "plan.json"
 KEPT = (
     "*private.safetensors", "update.bin", "model.bin", "model-*.part", "kit.bin", "kit-*.part", "protocol.bin",
-    "traffic.json", "privacy.json", "secure.bin", "plan.json", "result.json", "body.bin", "body-*.part", ".*.part",
+    "traffic.json", "privacy.json", SECURE, PLAN, "result.json", "body.bin", "body-*.part", ".*.part",
     "deployed.json", "deployed.lock", "waiting.json", "waiting.talaria", "bundles/*.talaria",
 )  # fmt: skip
 """What a device keeps in its folder, its earlier bundles too."""
@@ -144,13 +144,7 @@ class DeviceStore:
             held = self.private()
             if held is not None and held.run != staged.run:  # another run begins: the one before may be taken up again
                 tensor_files.write(self.before_path, self.private_path.read_bytes())
-            try:
-                durable.rename(self._next, self.private_path)
-            except OSError as error:
-                raise tensor_files.DiskError(
-                    f"state: {self.private_path} could not be replaced: {error.strerror}; "
-                    f"{so_that_it_can_be_written(error)}"
-                ) from None
+            tensor_files.rename(self._next, self.private_path)
             return True
 
     def before(self) -> Private | None:
@@ -161,15 +155,9 @@ class DeviceStore:
         """The state of the run before is in force again, and what was staged is let go of; where there is none, the
         device begins anew. What was in force is kept as ``called-off-private.safetensors``."""
         self.discard()
-        try:
-            durable.rename(self.private_path, self.folder / "called-off-private.safetensors")
-            if self.before_path.exists():
-                durable.rename(self.before_path, self.private_path)
-        except OSError as error:
-            raise tensor_files.DiskError(
-                f"state: {self.private_path} could not be replaced: {error.strerror}; "
-                f"{so_that_it_can_be_written(error)}"
-            ) from None
+        tensor_files.rename(self.private_path, self.folder / "called-off-private.safetensors")
+        if self.before_path.exists():
+            tensor_files.rename(self.before_path, self.private_path)
 
     def trained(self) -> Trained | None:
         """The latest finished round, published or not, or None. What is half-written counts as none."""
@@ -236,12 +224,7 @@ class DeviceStore:
 
     def adopt_model(self, transfer: str) -> None:
         """The finished transfer becomes the global model on flash, by one rename."""
-        try:
-            durable.rename(self.model_part(transfer), self._model)
-        except OSError as error:
-            raise tensor_files.DiskError(
-                f"state: {self._model} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"
-            ) from None
+        tensor_files.rename(self.model_part(transfer), self._model)
 
     def model_digest(self) -> bytes:
         """sha256 of the global model on flash, or of the one that a part of lies there, read again; empty where there
@@ -270,12 +253,7 @@ class DeviceStore:
 
     def adopt_kit(self, transfer: str) -> None:
         """The finished transfer becomes the kit on flash, by one rename; no other part of one stays."""
-        try:
-            durable.rename(self.kit_part(transfer), self.kit_path)
-        except OSError as error:
-            raise tensor_files.DiskError(
-                f"state: {self.kit_path} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"
-            ) from None
+        tensor_files.rename(self.kit_part(transfer), self.kit_path)
         for part in self.folder.glob("kit-*.part"):
             part.unlink(missing_ok=True)
 

@@ -37,6 +37,16 @@ def write(path: Path, data: bytes) -> None:
         ) from None
 
 
+def rename(source: Path, path: Path) -> None:
+    """Replace ``path`` by the file ``source`` durably, or raise :class:`DiskError`."""
+    try:
+        durable.rename(source, path)
+    except OSError as error:
+        raise DiskError(
+            f"state: {path} could not be replaced: {error.strerror}; {so_that_it_can_be_written(error)}"
+        ) from None
+
+
 def make_folder(path: Path) -> None:
     """Have a folder there, or raise :class:`DiskError`."""
     try:
