@@ -13,7 +13,7 @@ from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceState
 from talaria.wire.chunks import Cut
 from talaria_edge.config import DeviceConfig
-from talaria_edge.storage.downloads import Arrivals, Kits
+from talaria_edge.storage.downloads import Downloads
 from talaria_edge.storage.state import DeviceStore
 
 Put = Callable[[object], Coroutine[Any, Any, None]]
@@ -27,8 +27,8 @@ class Incoming:
     ) -> None:
         self._store, self._state, self._put, self._tell = store, state, put, tell
         self._pause = config.retry_s
-        self._models = Arrivals(store, config.max_model)
-        self._kits = Kits(store, config.max_model)
+        self._models = Downloads(store.model_part, config.max_model, store.adopt_model)
+        self._kits = Downloads(store.kit_part, config.max_model, store.adopt_kit)
 
     def close(self) -> None:
         """Let go of the files; what came stays."""
