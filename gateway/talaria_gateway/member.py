@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from talaria.errors import ConfigError, WireError
+from talaria.errors import ConfigError
 from talaria.privacy.in_process import Contribution
 from talaria.privacy.terms import Terms
 from talaria.tensors import Tensors
-from talaria.wire.compact import model_of
 from talaria_coordinator.fleet.above import Above, Wanted
 from talaria_edge.agent.training import Learner
 from talaria_edge.storage.state import Private
@@ -29,7 +28,7 @@ class SiteMember(Learner):
         """It needs nothing to learn with."""
 
     def _trained(self, round: int, model_digest: bytes, own: Tensors | None) -> tuple[bytes, Tensors, dict[str, float]]:
-        return self.above.ask(Wanted(round, self._model(model_digest), self.left_s())), {}, {}
+        return self.above.ask(Wanted(round, self.model(model_digest), self.left_s())), {}, {}
 
     def _own(self, private: Private | None, model_digest: bytes) -> Tensors | None:
         """None: it keeps nothing, so that there is nothing to carry over from a run before."""
@@ -44,11 +43,5 @@ class SiteMember(Learner):
 
     def finish(self, model_digest: bytes) -> dict[str, Any]:
         """Hand the final global model to the site. Until that has it, nobody above may take this member for done."""
-        self.above.ask(Wanted(self.run.rounds + 1, self._model(model_digest)))
+        self.above.ask(Wanted(self.run.rounds + 1, self.model(model_digest)))
         return {"rounds": self.run.rounds}
-
-    def _model(self, digest: bytes) -> bytes:
-        data = self.store.model()
-        if model_of(data) != digest:
-            raise WireError("the global model on flash is another one by now; the coordinator will ask again")
-        return data

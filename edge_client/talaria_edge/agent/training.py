@@ -94,7 +94,7 @@ class Learner:
     def learn(
         self, round: int, model_digest: bytes, after: int | None = None, epoch: int = 0
     ) -> tuple[Trained, dict[str, float]]:
-        """Learn round ``round`` from the global model with this sha256, or find it done; ``(update, metrics)``.
+        """Learn round ``round`` from the global model with this sha256, or find it done; what was trained, and metrics.
         ``after`` is this device's last round that counted, where the run is asynchronous; ``epoch`` is the
         coordinator's. A later one may have gone back to an older record of the fleet: the private state goes on from
         what it has learned.
@@ -191,10 +191,15 @@ class Learner:
 
     def _held(self, model_digest: bytes) -> tuple[Tensors, ChannelMask | None]:
         """The global model on flash, dense; where that is a part, with the mask beyond which all is zero."""
+        return decode_held(self.run, self.model(model_digest))
+
+    def model(self, digest: bytes) -> bytes:
+        """The global model with this sha256, or the part of it, as it lies on flash. Raises
+        :class:`~talaria.errors.WireError` where another one does by now."""
         data = self.store.model()
-        if model_of(data) != model_digest:
+        if model_of(data) != digest:
             raise WireError("the global model on flash is another one by now; the coordinator will ask again")
-        return decode_held(self.run, data)
+        return data
 
     def _shared(self, model_digest: bytes, own: Tensors | None) -> Tensors:
         """What a device with these private tensors needs of the global model. Raises :class:`Narrow`."""
