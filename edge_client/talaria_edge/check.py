@@ -32,7 +32,7 @@ from talaria.wire.topics import Topic, parse
 from talaria.wire.validity import day_of, validities
 from talaria_edge.config import DeviceConfig, load_config
 from talaria_edge.data import DeviceData, NpzSource, checked, require_learnable
-from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, require_safe, unheard
+from talaria_edge.identity.connection import Open, keys_of, over_mqtt, require_safe, unheard
 from talaria_edge.recording.folder import FolderSource
 from talaria_edge.storage.state import DeviceStore, has_left
 
@@ -82,7 +82,7 @@ def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Op
     yield from _kept(config)
     yield from _engine(config)
     try:
-        own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
+        own = keys_of(config)
         trouble = [] if own is None else [text for one in validities(own.tls) if (text := one.trouble(time.time()))]
         soon = [] if own is None else [text for one in validities(own.tls) if (text := one.warning(time.time()))]
         if own is not None and config.username is None:

@@ -80,10 +80,8 @@ class Device:
             :meth:`run`.
         settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``engine`` (``"torch"`` or
             ``"onnx"``), ``kit`` (a file of ``talaria programs kit``, with which ``"onnx"`` needs no torch),
-            ``guard_every_s``,
-            ``profile``, ``retry_s``, ``max_model``, ``patience_s`` (seconds to wait for a silent broker; 0 for ever),
-            ``stay``,
-            ``home_assistant`` (a :class:`talaria_edge.HomeAssistant`).
+            ``guard_every_s``, ``profile``, ``retry_s``, ``max_model``, ``patience_s`` (seconds to wait for a silent
+            broker; 0 for ever), ``stay``, ``home_assistant`` (a :class:`talaria_edge.HomeAssistant`).
 
     Raises:
         ConfigError: An argument is unknown or does not fit; it names field, value and mend.

@@ -7,7 +7,6 @@ coordinator's store, and no round asks this device or waits for it. What it gave
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from contextlib import suppress
 
@@ -15,12 +14,11 @@ from talaria import time
 from talaria.errors import TalariaError, TransportError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
 from talaria.protocol.driver import Driver
 from talaria.wire.mqtt import LinkDown, LinkUp, NotTaken, Transport, Will
 from talaria_edge import home_assistant as ha
 from talaria_edge.config import DeviceConfig
-from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach, require_safe
+from talaria_edge.identity.connection import Open, keys_of, machine_of, over_mqtt, reach, require_safe
 from talaria_edge.storage.state import DeviceStore
 
 STAYS = "so it belongs to the fleet still, and nothing has changed here"
@@ -55,17 +53,8 @@ class _Leaving:
     """One connection of the device, which says that it leaves until that is heard."""
 
     def __init__(self, config: DeviceConfig, store: DeviceStore, opened: Open) -> None:
-        own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
         self._config, self._store, self._opened = config, store, opened
-        self._half = DeviceMachine(
-            config.fleet,
-            config.device,
-            limits=DeviceLimits(max_model=config.max_model, retry=config.retry_s),
-            profile=json.dumps(dict(config.profile)).encode(),
-            signer=None if own is None else own.signer,
-            coordinator_key=None if own is None else own.coordinator_key,
-            process=os.urandom(8),
-        )
+        self._half = machine_of(config, keys_of(config), os.urandom(8))
         self._driver = Driver(lambda cut: b"", inbox=256)
         self._state = store.protocol()
         self._heard, self._up = False, False

@@ -20,8 +20,8 @@ from talaria_coordinator.cli.fleet import app as fleet
 from talaria_coordinator.config import fleet as fleet_config
 from talaria_coordinator.fleet.connection import over_mqtt
 from talaria_edge import config as device_config
-from talaria_edge.agent.agent import credentials_of
 from talaria_edge.cli import app as edge
+from talaria_edge.identity.connection import credentials_of
 
 
 def ran(app, *args, text=None):

@@ -23,7 +23,6 @@ from talaria.federated.run import Run
 from talaria.plugins import NotAllowedError, has_torch
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
 from talaria.protocol.driver import Driver
 from talaria.wire.mqtt import LinkDown, LinkUp, NotTaken, Will
 from talaria.wire.validity import validities, warnings, watch
@@ -39,7 +38,7 @@ from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
 from talaria_edge.data import DeviceData
 from talaria_edge.deployment import gate
-from talaria_edge.identity.connection import Open, credentials_of, over_mqtt, reach, unheard
+from talaria_edge.identity.connection import Open, keys_of, machine_of, over_mqtt, reach, unheard
 from talaria_edge.storage import tensor_files
 from talaria_edge.storage.state import SECURE, DeviceStore
 from talaria_edge.training_policy import Reading
@@ -76,16 +75,8 @@ class Agent:
         self._report, self._open = report, open_transport
         self._leave = TrainingWindow(config.guard, config.guard_every_s, read)
         self._worker = worker or learning_thread()
-        own = None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
-        self._half = DeviceMachine(
-            config.fleet,
-            config.device,
-            limits=DeviceLimits(max_model=config.max_model, retry=config.retry_s),
-            profile=json.dumps(dict(config.profile)).encode(),
-            signer=None if own is None else own.signer,
-            coordinator_key=None if own is None else own.coordinator_key,
-            process=process,
-        )
+        own = keys_of(config)
+        self._half = machine_of(config, own, process)
         self._warned = "", 0.0
         self._looked = looked
         self._tls = None if own is None or config.username is not None else own.tls

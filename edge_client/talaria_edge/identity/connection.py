@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from talaria import time
 from talaria.errors import ConfigError, TransportError
 from talaria.identity.credentials import Credentials, name_in, password_in
+from talaria.protocol.device.machine import DeviceLimits, DeviceMachine
 from talaria.wire import broker_url
 from talaria.wire.broker_url import Address
 from talaria.wire.mqtt import Mqtt, Transport, Will
@@ -53,6 +55,25 @@ def credentials_of(folder: Path, fleet: str, device: str) -> Credentials:
             "bring this device's own back, or join the fleet again"
         )
     return own
+
+
+def keys_of(config: DeviceConfig) -> Credentials | None:
+    """This device's own keys, or None where it has none. Raises as :func:`credentials_of`."""
+    return None if config.identity is None else credentials_of(config.identity, config.fleet, config.device)
+
+
+def machine_of(config: DeviceConfig, own: Credentials | None, process: bytes) -> DeviceMachine:
+    """What decides what this device says to its fleet: signed with its ``own`` keys, heard of their coordinator alone;
+    ``process`` are bytes that no other program has."""
+    return DeviceMachine(
+        config.fleet,
+        config.device,
+        limits=DeviceLimits(max_model=config.max_model, retry=config.retry_s),
+        profile=json.dumps(dict(config.profile)).encode(),
+        signer=None if own is None else own.signer,
+        coordinator_key=None if own is None else own.coordinator_key,
+        process=process,
+    )
 
 
 def require_safe(config: DeviceConfig) -> None:

@@ -38,9 +38,9 @@ class FolderSource:
     A file holds ``x`` (N, ...), or ``x_NAME`` of each input, one or several windows, and, where labels are known
     already, ``y`` (N,): class numbers, names of ``labels``, or numbers; a whole -1, an empty text and NaN stand for a
     label that is not known yet. It may hold ``split`` (N,), as :mod:`talaria.recorded` says; of what it marks as
-    unlabelled a label that comes later makes a training sample. Without it, one file of
-    ten is held out for validation, by its name, so that a window never goes from one side to the other. Windows without
-    a label are kept, and not learned from.
+    unlabelled a label that comes later makes a training sample. Without it, one file of ten is held out for validation,
+    by its name, so that a window never goes from one side to the other. Windows without a label are kept, and not
+    learned from.
 
     When the folder holds more than ``most`` windows or ``megabytes``, or files older than ``days``, the oldest files
     are removed. Files whose names begin with a dot, or that are not whole, are never read.
