@@ -17,12 +17,13 @@ from talaria.errors import BundleError, ConfigError, DataError, ModelError
 from talaria.foreign import shown
 from talaria.inputs import Parts
 from talaria.model.weights import Model, Served
+from talaria.tensors import Array
 from talaria.types import Samples
 from talaria_export.build import selection
 from talaria_export.bundle.bundle import array_bytes, read_bundle, save, seal
 from talaria_export.bundle.manifest import VARIANTS, check_names
 from talaria_export.bundle.onnx_validator import AGAIN
-from talaria_export.bundle.preprocess import ELEMENTS, Array, Preprocessing, preprocessing
+from talaria_export.bundle.preprocess import ELEMENTS, Preprocessing, preprocessing
 from talaria_export.bundle.report import Check, Report
 from talaria_export.convert import served
 from talaria_export.convert.names import INPUT, OUTPUT

@@ -10,7 +10,7 @@ import numpy as np
 
 from talaria import shares, tasks
 from talaria.errors import BundleError
-from talaria_export.bundle.preprocess import Array
+from talaria.tensors import Array
 from talaria_export.convert.quantize import Gate, Made
 from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.session import Session

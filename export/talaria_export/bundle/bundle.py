@@ -20,6 +20,7 @@ import numpy as np
 from talaria import durable, valid
 from talaria.errors import BundleError, ConfigError, so_that_it_can_be_written
 from talaria.npz import UNREADABLE
+from talaria.tensors import Array
 from talaria_export.bundle.archive import Limits, pack, unpack
 from talaria_export.bundle.manifest import FORMAT, VERSION, parse_manifest
 from talaria_export.bundle.onnx_validator import MANY, inspect_onnx
@@ -86,12 +87,12 @@ class Bundle:
         """The ONNX file of a variant, of the default where no name is given."""
         return bytes(self.members[self.variant(name)["file"]])
 
-    def array(self, member: str) -> np.ndarray[Any, Any]:
+    def array(self, member: str) -> Array:
         """A float32 array stored in npy form."""
         return read_array(member, self.members[member])
 
 
-def read_array(name: str, data: bytes | memoryview) -> np.ndarray[Any, Any]:
+def read_array(name: str, data: bytes | memoryview) -> Array:
     """A float32 array in npy form, without pickle; its header must fit the bytes that follow."""
     stream = BytesIO(data)
     try:
@@ -110,7 +111,7 @@ def read_array(name: str, data: bytes | memoryview) -> np.ndarray[Any, Any]:
     return np.frombuffer(data, dtype=dtype, offset=stream.tell()).reshape(shape)
 
 
-def array_bytes(array: np.ndarray[Any, Any]) -> bytes:
+def array_bytes(array: Array) -> bytes:
     """``array`` as float32 in npy form, version 1.0."""
     stream = BytesIO()
     plain = np.ascontiguousarray(array, dtype="<f4")

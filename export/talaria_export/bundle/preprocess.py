@@ -15,8 +15,8 @@ import numpy as np
 
 from talaria import inputs, recorded
 from talaria.errors import ConfigError, DataError
+from talaria.tensors import Array
 
-Array = np.ndarray[Any, Any]
 ELEMENTS = 1 << 25
 """Most numbers in one input, and in all the inputs that parity is proven on."""
 

@@ -17,8 +17,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from talaria import tasks
 from talaria.errors import ConfigError, DataError
+from talaria.tensors import Array
 from talaria_export.bundle.manifest import check_names
-from talaria_export.bundle.preprocess import Array
 from talaria_export.convert.passes.nchwc import tell_batches
 from talaria_export.convert.passes.rewrites import set_nodes, strip
 from talaria_export.runtime.cpu import has_vnni

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from talaria.tensors import Array
 
-def drawn(seed: int, count: int, shape: tuple[int, ...], shift: float, scale: float) -> np.ndarray[Any, Any]:
+
+def drawn(seed: int, count: int, shape: tuple[int, ...], shift: float, scale: float) -> Array:
     """``count`` inputs, float32 ``(count, *shape)``, uniform with mean ``shift`` and deviation ``scale``.
 
     Made from the raw stream of PCG64, which numpy keeps fixed between versions (its distributions are not).
@@ -19,7 +20,7 @@ def drawn(seed: int, count: int, shape: tuple[int, ...], shift: float, scale: fl
     return ((unit * 2 - 1) * math.sqrt(3) * scale + shift).astype(np.float32).reshape(count, *shape)
 
 
-def spread(x: np.ndarray[Any, Any] | None) -> tuple[float, float]:
+def spread(x: Array | None) -> tuple[float, float]:
     """``(shift, scale)`` for :func:`drawn` that resembles ``x`` while telling next to nothing about it.
 
     The scale is a power of two; the shift is a whole number of scales.

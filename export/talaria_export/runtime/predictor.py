@@ -17,9 +17,10 @@ import numpy as np
 
 from talaria import inputs
 from talaria.errors import BundleError, ConfigError, DataError, StateError
+from talaria.tensors import Array
 from talaria_export.bundle.archive import Limits
 from talaria_export.bundle.bundle import Bundle, open_bundle
-from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of
+from talaria_export.bundle.preprocess import Preprocessing, inputs_of
 from talaria_export.runtime.session import CPU, Session, session_of
 
 SHOWN = 6

@@ -12,8 +12,8 @@ from talaria import valid
 from talaria.errors import BundleError, ConfigError, DataError
 from talaria.planning.io_binding import Bound
 from talaria.planning.refusals import refusals, short
+from talaria.tensors import Array
 from talaria_export.bundle.bundle import Bundle
-from talaria_export.bundle.preprocess import Array
 from talaria_export.runtime.cpu import cpu_class
 
 CPU = "CPUExecutionProvider"

@@ -12,10 +12,11 @@ import numpy as np
 from talaria import shares, tasks, valid
 from talaria.errors import BundleError, DataError, some_of
 from talaria.inputs import array_of
+from talaria.tensors import Array
 from talaria.types import Samples
 from talaria_export.bundle.archive import Limits
 from talaria_export.bundle.bundle import Bundle, open_bundle
-from talaria_export.bundle.preprocess import Array, Preprocessing, inputs_of, of_file
+from talaria_export.bundle.preprocess import Preprocessing, inputs_of, of_file
 from talaria_export.bundle.report import Check, Report
 from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.parity_inputs import drawn

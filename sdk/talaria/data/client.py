@@ -1,7 +1,6 @@
 """One client's samples."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -34,6 +33,6 @@ class Client:
                 raise DataError(f"client: {name} holds no sample; give at least one")
 
 
-def samples(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> Samples:
+def samples(x: Array, y: Array) -> Samples:
     """Samples of numpy arrays, copied: ``x`` to float32, ``y`` to int64."""
     return Samples(x.astype(np.float32), y.astype(np.int64))

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from talaria.errors import DataError
+from talaria.tensors import Array
 
 _PLAIN = "numpy.ndarray"
 """Stands for the type, which a pickle may name but not call: ``ndarray(shape)`` would allocate any size."""
 
 
-def _empty(kind: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
+def _empty(kind: str, shape: tuple[int, ...], dtype: Any) -> Array:
     """What numpy's own ``_reconstruct`` gives, for plain arrays only: nothing yet, the state that follows fills it."""
     if kind != _PLAIN or shape != (0,):
         raise pickle.UnpicklingError(f"it asks for {kind!r} of shape {shape}")

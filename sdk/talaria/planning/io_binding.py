@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from talaria.tensors import Array
+
 LARGEST = 1 << 16
 """Bytes of the largest input that is bound: copying more into a buffer takes longer than ``run`` does extra."""
-
-Array = np.ndarray[Any, Any]
 
 
 class Bound(threading.local):

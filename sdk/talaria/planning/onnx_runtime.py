@@ -22,6 +22,7 @@ from talaria import plugins
 from talaria.errors import ConfigError, ModelError
 from talaria.planning.anatomy import Anatomy, Widths
 from talaria.planning.io_binding import Bound
+from talaria.tensors import Array
 
 Exporter = Callable[[Module, Tensor], bytes]
 """``(module, example batch) -> ONNX file``, in the form in which the model is deployed."""
@@ -46,12 +47,12 @@ class Session:
         ort = _onnxruntime()
         self._call = Bound(ort.InferenceSession(model, _options(ort), providers=["CPUExecutionProvider"]))
 
-    def __call__(self, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def __call__(self, x: Array) -> Array:
         """The output for a batch."""
         return self._call(x)
 
 
-def caller(model: bytes, x: np.ndarray[Any, Any]) -> Callable[[], object]:
+def caller(model: bytes, x: Array) -> Callable[[], object]:
     """A call that runs ``model`` on ``x`` once, on the calling thread alone."""
     return partial(Session(model), x)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from talaria.tensors import Array
 
 _ALONE = frozenset(
     {"Relu", "LeakyRelu", "Elu", "Selu", "Celu", "Gelu", "Mish", "Softplus", "Softsign", "Sigmoid"}
@@ -82,7 +83,7 @@ class _Lift:
             self.axes = self.constant("height_axis", np.array([-2], np.int64))
         return self.axes
 
-    def constant(self, name: str, value: np.ndarray[Any, Any]) -> str:
+    def constant(self, name: str, value: Array) -> str:
         if name not in self.constants:
             tensor = numpy_helper.from_array(value, name)
             self.graph.initializer.append(tensor)
