@@ -165,10 +165,10 @@ def dense_file(spec: ModelSpec) -> bytes:
 
 def _plain(dense: Served) -> bytes:
     """As :func:`dense_file`, of what the run's kit holds."""
+    from talaria_export.convert.passes.rewrites import file_of
     from talaria_export.convert.served import convert
 
-    data: bytes = convert(dense, plain=True).SerializeToString(deterministic=True)
-    return data
+    return file_of(convert(dense, plain=True))
 
 
 def _measured(path: Path, model: Model, test: Samples, task: str) -> dict[str, float]:

@@ -93,9 +93,8 @@ def make_bundle(
     own score and decisions (:class:`~talaria_export.convert.quantize.Gate`).
 
     Raises :class:`~talaria.errors.ModelError` where the model gives NaN or infinity, or its export differs from torch,
-    and whatever
-    :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise. Nothing is
-    written then.
+    and whatever :func:`~talaria_export.convert.onnx.export_onnx` and :func:`~talaria_export.bundle.bundle.save` raise.
+    Nothing is written then.
     """
     valid.path("bundle", "path", path)
     check_names(variants)
@@ -136,7 +135,8 @@ def make_bundle(
     reference = _reference(dense, example, steps)
 
     made = make_variants(proto, variants, calibrated, judged[0], gate, task)
-    difference = _difference(model, made[0], x if held is None else np.concatenate([x, held.x]))
+    every = x if held is None else np.concatenate([x, held.x])
+    difference = _apart(made[0], every, _finite(_run(model, every)))
     rows = [selection.judge(one, made[0], judged, gate, x, expected, task) for one in made]
     if not steps.empty:
         made = [_ready(one, steps, row) for one, row in zip(made, rows, strict=True)]
@@ -227,11 +227,6 @@ def _converted(model: Model, example: Array) -> ModelProto:
     from talaria_export.convert import onnx
 
     return onnx.convert(model, tensor_of(example))
-
-
-def _difference(model: Model, fp32: Made, x: Array) -> float:
-    """The largest difference between torch and the fp32 file over ``x``; too large a one is refused."""
-    return _apart(fp32, x, _finite(_run(model, x)))
 
 
 def _finite(outputs: Array) -> Array:

@@ -7,7 +7,8 @@ created     time of writing, ISO 8601, or null
 card        the model card: algorithm, round, fleet, counts, metrics, plan ... (free, plain data)
 input       ``{"name": "input", "shape": [6, 100], "dtype": "float32"}``, without the batch dimension; also, where the
             graph begins with them, ``"normalized": {"mean": [..], "std": [..]}`` (the bundle takes raw numbers) and
-            ``"windows": {"size": 100, "stride": 50}`` (it takes one recording (time, channels) of any length)
+            ``"windows": {"size": 100, "stride": 50}`` (it takes one recording (time, channels) of any length), and
+            ``"parts": [{"name": "imu", "shape": [6, 100]}, ...]`` where named inputs stand side by side in the one
 output      ``{"name": "logits", "labels": ["walk", ...]}``, and ``"task"`` where it is not ``"classification"``: then
             the outputs are what :mod:`talaria.tasks` says, and the labels name them
 variants    one row per variant tried: name, file (null where it was left out), bytes, passed, why, and its figures

@@ -56,6 +56,8 @@ def export_onnx(
     (N, classes) or (N, steps, classes), and :class:`~talaria.errors.DataError` on an example that is not a float32
     batch.
     """
+    from talaria_export.convert.passes.rewrites import file_of
+
     proto = convert(model, example, plain=plain)
     if steps is not None:
         from talaria_export.convert.passes.preprocessing import prefixed
@@ -63,7 +65,7 @@ def export_onnx(
         if steps.shape != tuple(example.shape[1:]):
             raise ConfigError(f"steps: made for inputs of shape {steps.shape}, the example has {example.shape[1:]}")
         proto = prefixed(proto, steps)
-    data: bytes = proto.SerializeToString(deterministic=True)
+    data = file_of(proto)
     if path is not None:
         from talaria_export.bundle.bundle import save
 

@@ -20,7 +20,7 @@ from talaria.errors import ConfigError, DataError
 from talaria.tensors import Array
 from talaria_export.bundle.manifest import check_names
 from talaria_export.convert.passes.nchwc import tell_batches
-from talaria_export.convert.passes.rewrites import set_nodes, strip
+from talaria_export.convert.passes.rewrites import file_of, set_nodes, strip
 from talaria_export.runtime.cpu import has_vnni
 from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.session import Session
@@ -36,8 +36,8 @@ class Gate:
     ``agreement`` is the least share of equal decisions (the likeliest class, of each step where there are steps; each
     label said or not); of a regression ``distance`` is the most that its numbers may lie apart, root mean square, as a
     share of the spread of what fp32 gives. ``accuracy_drop`` is the most that may be lost of the accuracy, or of the
-    task's score (R², F1, steps right);
-    ``latency_gain`` the share of time within which two variants count as equally fast (the smaller file wins).
+    task's score (R², F1, steps right); ``latency_gain`` the share of time within which two variants count as equally
+    fast (the smaller file wins).
     """
 
     agreement: float = 0.99
@@ -75,9 +75,9 @@ def make_variants(
     first layers stay in fp32. Raises :class:`~talaria.errors.ConfigError` on an unknown name.
     """
     check_names(wanted)
-    made = [Made("fp32", _bytes(fp32))]
+    made = [Made("fp32", file_of(fp32))]
     if "fp16" in wanted:
-        made.append(Made("fp16", _bytes(half(fp32))))
+        made.append(Made("fp16", file_of(half(fp32))))
     if "int8" in wanted:
         made.append(_static(fp32, calibration, held_out, gate, task))
     if "int8-linear" in wanted:
@@ -113,7 +113,7 @@ def _static(fp32: ModelProto, calibration: Array | None, held_out: Array, gate: 
     layers = _layers(fp32)
     # Numbers in units of their own, side by side in one tensor, are nothing that 256 steps could hold.
     last = layers[-1:] if tasks.of(task).name == "regression" else []
-    expected = Session(_bytes(fp32))(held_out)
+    expected = Session(file_of(fp32))(held_out)
     best: Made | None = None
     best_agreement, refused = -1.0, "has no layer to quantize"
     for prefix in PREFIXES:
@@ -221,12 +221,7 @@ def _stripped(path: Path) -> bytes:
     model = onnx.load(path)
     strip(model)
     tell_batches(model)
-    return _bytes(model)
-
-
-def _bytes(model: ModelProto) -> bytes:
-    data: bytes = model.SerializeToString(deterministic=True)
-    return data
+    return file_of(model)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What torch's exporter does not know, said as what it knows while a model is exported: the length of a batch,
-attention over three dimensions, maxima under windows of different sizes, values in the
-middle and at places that are named, bounds of two kinds, packed sequences."""
+attention over three dimensions, maxima under windows of different sizes, values in the middle and at places that are
+named, bounds of two kinds, packed sequences."""
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ from talaria_export.runtime.session import CPU, Session, session_of
 
 SHOWN = 6
 """Inputs whose answer a Prediction shows when it is printed."""
+_ANSWERS = {"regression": "values", "multilabel": "said", "per_step": "steps"}
+"""What a Prediction has of each task beside classification."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,9 +44,7 @@ class Prediction:
 
     def __repr__(self) -> str:
         """What was answered, of the first inputs."""
-        what = {"regression": "values", "multilabel": "said", "per_step": "steps"}.get(
-            self.task.partition(":")[0], "labels"
-        )
+        what = _ANSWERS.get(self.task.partition(":")[0], "labels")
         found = getattr(self, what)
         first = found[:SHOWN].tolist() if isinstance(found, np.ndarray) else list(found[:SHOWN])
         more = f", ... of {len(found)}" if len(found) > SHOWN else ""
@@ -71,8 +71,7 @@ class Prediction:
     def _require(self, what: str, task: str) -> None:
         own = self.task.partition(":")[0]
         if own != task:
-            have = {"regression": "values", "multilabel": "said", "per_step": "steps"}.get(own, "label, labels")
-            raise ConfigError(f"{what}: this bundle's task is {self.task!r}; use {have}")
+            raise ConfigError(f"{what}: this bundle's task is {self.task!r}; use {_ANSWERS.get(own, 'label, labels')}")
 
     @property
     def index(self) -> Array:

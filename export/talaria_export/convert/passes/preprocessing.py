@@ -9,7 +9,7 @@ import onnx
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from talaria_export.bundle.preprocess import Preprocessing
-from talaria_export.convert.passes.rewrites import set_nodes
+from talaria_export.convert.passes.rewrites import file_of, set_nodes
 
 _RAW = "given"  # the name of the input while the graph is being built; afterwards it has the old one again
 
@@ -45,8 +45,7 @@ def prefixed(model: ModelProto, steps: Preprocessing) -> ModelProto:
 
 def prefixed_bytes(data: bytes, steps: Preprocessing) -> bytes:
     """:func:`prefixed` from file to file."""
-    out: bytes = prefixed(onnx.load_from_string(data), steps).SerializeToString(deterministic=True)
-    return out
+    return file_of(prefixed(onnx.load_from_string(data), steps))
 
 
 class _Prefix:

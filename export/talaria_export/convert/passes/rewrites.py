@@ -278,11 +278,15 @@ def slim_opsets(data: bytes) -> bytes:
     kept = [entry for entry in model.opset_import if entry.domain in used]
     del model.opset_import[:]
     model.opset_import.extend(kept)
-    out: bytes = model.SerializeToString(deterministic=True)
-    return out
+    return file_of(model)
 
 
 def hollow_bytes(data: bytes) -> bytes:
     """:func:`hollow` from file to file."""
-    out: bytes = hollow(onnx.load_from_string(data)).SerializeToString(deterministic=True)
-    return out
+    return file_of(hollow(onnx.load_from_string(data)))
+
+
+def file_of(model: ModelProto) -> bytes:
+    """The model's file; equal models give equal bytes."""
+    data: bytes = model.SerializeToString(deterministic=True)
+    return data
