@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from talaria.errors import ConfigError, TransportError
+from talaria.wire.chunks import CHUNK
 from talaria_coordinator import broker
 from talaria_coordinator.broker import find_mosquitto, mosquitto, open_broker
 
@@ -253,4 +254,4 @@ def test_the_memory_of_a_managed_mosquitto_follows_the_devices_expected(tmp_path
         with open_broker("mosquitto", state=tmp_path / str(devices), devices=devices):
             text = (tmp_path / str(devices) / "mosquitto.conf").read_text()
             limits.append(int(text.split("memory_limit ")[1].split()[0]))
-    assert limits[1] - limits[0] == 8 * mosquitto.IN_FLIGHT * mosquitto.LARGEST_PACKET
+    assert limits[1] - limits[0] == 8 * mosquitto.IN_FLIGHT * (CHUNK + mosquitto.BESIDE)

@@ -24,6 +24,7 @@ from talaria.privacy.rule import Privacy
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import Rules
 from talaria.wire.broker_url import loopback
+from talaria.wire.chunks import CHUNK
 from talaria.wire.signing import Signer
 from talaria_coordinator.broker import mosquitto
 from talaria_coordinator.cli.template import found
@@ -492,11 +493,11 @@ def test_the_broker_is_told_bounds_and_rights(tmp_path):
     text = mosquitto.config("0.0.0.0", 8883, tmp_path, security=tmp_path)
     for line in ("require_certificate true", "use_username_as_clientid true", "crlfile"):
         assert line in text
-    assert f"max_packet_size {mosquitto.LARGEST_PACKET}\n" in text
+    assert f"max_packet_size {CHUNK + mosquitto.BESIDE}\n" in text
     assert "autosave_on_changes false" in text  # by changes, one device could have all that is retained written again
     few, many = (mosquitto.config("127.0.0.1", 1883, tmp_path, devices=n) for n in (1, 11))
     limits = [int(re.findall(r"memory_limit (\d+)", text)[0]) for text in (few, many)]
-    assert limits[1] - limits[0] == 10 * mosquitto.IN_FLIGHT * mosquitto.LARGEST_PACKET
+    assert limits[1] - limits[0] == 10 * mosquitto.IN_FLIGHT * (CHUNK + mosquitto.BESIDE)
     most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert mosquitto.memory(10**9) <= most / 2  # a limit above the machine's memory is none
     assert "allow_anonymous true" in mosquitto.config("127.0.0.1", 1883, tmp_path)

@@ -79,7 +79,7 @@ class Keeper:
         if not self._answers(self.child):
             if self.child.poll() is None or not self._forget():
                 return False
-            self._tell(f"the broker did not start with what it kept; it begins without. Its log is {self._log}")
+            self._tell_of_forgetting()
             self.child = self._spawn()
             if not self._answers(self.child):
                 return False
@@ -119,6 +119,9 @@ class Keeper:
         logger.warning("%s", text)
         self._news.append(text)
 
+    def _tell_of_forgetting(self) -> None:
+        self._tell(f"the broker did not start with what it kept; it begins without. Its log is {self._log}")
+
     def stop(self) -> None:
         """End the child in good order, and for good."""
         self._leaving.set()
@@ -152,7 +155,7 @@ class Keeper:
             if full:
                 self._tell(f"{full}; it begins anew, without what it kept. Its log is {self._log}")
             elif forgot:
-                self._tell(f"the broker did not start with what it kept; it begins without. Its log is {self._log}")
+                self._tell_of_forgetting()
             else:
                 self._tell(f"the broker ended (status {status}) and is started again; its log is {self._log}")
             try:

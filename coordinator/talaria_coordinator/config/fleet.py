@@ -134,7 +134,7 @@ class Draw:
 @dataclass(frozen=True, kw_only=True)
 class Canary:
     """How a run that begins from another's model is tried: by the share ``share`` of the members, for ``rounds``
-    rounds;    called off where more than ``refused`` of those whose gates answered refuse its model."""
+    rounds; called off where more than ``refused`` of those whose gates answered refuse its model."""
 
     share: float = 0.2
     refused: float = 0.3

@@ -3,8 +3,8 @@
 ``pause`` opens no further round; the open one runs to its end. ``abort`` also calls off the open round, or one that is
 closed and cannot be committed: nothing of it counts. Either way the last committed global model stays and is served,
 and ``resume`` goes on from it. ``extend`` lets the run go on for more rounds, ``next`` begins another from its last
-model (:mod:`talaria_coordinator.fleet.life`). ``quarantine`` shuts a device out, ``release`` lets it in
-again; ``retire`` lets it leave for good, and ``readmit`` takes it in again.
+model (:mod:`talaria_coordinator.fleet.life`). ``quarantine`` shuts a device out, ``release`` lets it in again;
+``retire`` lets it leave for good, and ``readmit`` takes it in again.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def workers_of(text: str | None) -> tuple[Worker, ...]:
 class Fleet:
     """A fleet after ``round`` committed rounds of learning, out of ``tried`` that were opened.
 
-    ``model_digest`` and ``server`` are blob digests of the shared tensors and of the
-    aggregator's state. ``roster`` is empty until the first round."""
+    ``model_digest`` and ``server`` are blob digests of the shared tensors and of the aggregator's state. ``roster`` is
+    empty until the first round."""
 
     name: str
     run: str

@@ -106,7 +106,7 @@ UPDATES = Table(
     Index("updates_by_device", "fleet", "device", "attempt"),
 )
 
-# What an update says of itself, as small JSON (findings.py): for people, never for the learning.
+# What an update says of itself, as small JSON (update_summary.py): for people, never for the learning.
 FINDINGS = Table(
     "findings",
     METADATA,

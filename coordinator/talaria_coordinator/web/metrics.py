@@ -46,7 +46,7 @@ def class_of(reason: str) -> str:
 
 
 class Metrics:
-    """The figures of one fleet. Give :meth:`tell`, :meth:`observe` and :meth:`count` to the service."""
+    """The figures of one fleet. Give :meth:`tell`, :meth:`observe` and :meth:`sent` to the service."""
 
     def __init__(self, fleet: str, views: Views, state: Path, identity: Path | None = None) -> None:
         """``identity`` is the folder of a fleet with keys."""

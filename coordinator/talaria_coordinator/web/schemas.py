@@ -55,8 +55,8 @@ class FleetView:
     it is ``online``; ``canary`` names those who try the present run before all others, while they do.
     ``privacy`` is null where no noise is added. ``trouble`` is what keeps its coordinator, in this process, from its
     work now: what the disk or the store refused since the last round was committed, and a broker that is not reached.
-    ``workers`` are its ingest workers, none where the coordinator's own
-    process takes all updates, or the fleet is not served."""
+    ``workers`` are its ingest workers, none where the coordinator's own process takes all updates, or the fleet is not
+    served."""
 
     name: str
     status: str
