@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from talaria_coordinator.fleet.chronicle import KINDS, Chronicle, Moment, chronicle, day, some
+from talaria_coordinator.fleet.chronicle import KINDS, Chronicle, Moment, chronicle, some, when
 
 Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings.")]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 250, 34, 12, 44, 26
@@ -72,7 +72,7 @@ def summary(found: Chronicle) -> str:
     f = found.facts()
     owners = f", {f['left_by_owner']} of them by their owner's hand" if f["left_by_owner"] else ""
     return (
-        f"{some(f['rounds'], 'round')} from {day(found.begin)} to {day(found.end)}; {some(f['members'], 'member')} "
+        f"{some(f['rounds'], 'round')} from {when(found.begin)} to {when(found.end)}; {some(f['members'], 'member')} "
         f"({f['joined']} came, {f['retired']} left for good{owners}, {f['readmitted']} came back); "
         f"{some(f['warm_starts'], 'warm start')}; {some(f['trials'], 'trial')}, {f['trials_passed']} passed, "
         f"{f['trials_called_off']} called off; "
@@ -87,7 +87,7 @@ def _times(count: int) -> str:
 def lines(fleet: str, found: Chronicle) -> str:
     """The story as text, a line for each moment."""
     told = [
-        f"{day(m.at)}  round {m.round:>5}  {some(m.members, 'member'):>13}  {_plain(m.text)}" for m in found.moments
+        f"{when(m.at)}  round {m.round:>5}  {some(m.members, 'member'):>13}  {_plain(m.text)}" for m in found.moments
     ]
     return "\n".join((f"fleet {fleet}: {summary(found)}", *told))
 
@@ -100,7 +100,7 @@ def _plain(text: str) -> str:
 def page(fleet: str, found: Chronicle) -> str:
     """The story as one self-contained page."""
     rows = "".join(
-        f'<tr><td>{day(m.at)}</td><td class="n">{m.round}</td><td class="n">{m.members}</td>'
+        f'<tr><td>{when(m.at)}</td><td class="n">{m.round}</td><td class="n">{m.members}</td>'
         f"<td>{escape(_plain(m.text))}</td></tr>"
         for m in found.moments
     )
@@ -164,8 +164,8 @@ def line(found: Chronicle) -> str:
         row = (row + 1) % 3 if x(m.at) - last < 15 else 0
         last = x(m.at)
         parts.append(f'<line class="stem" x1="{last:.1f}" x2="{last:.1f}" y1="{high - 4}" y2="{low}"/>')
-        parts.append(_mark(m.kind, last, high - 10 - 13 * row, f"{day(m.at)}, round {m.round}: {_plain(m.text)}"))
-    ends = f"{day(found.end)}, round {found.rounds}"
-    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">{day(found.begin)}</text>')
+        parts.append(_mark(m.kind, last, high - 10 - 13 * row, f"{when(m.at)}, round {m.round}: {_plain(m.text)}"))
+    ends = f"{when(found.end)}, round {found.rounds}"
+    parts.append(f'<text x="{LEFT}" y="{HEIGHT - 6}">{when(found.begin)}</text>')
     parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" text-anchor="end">{ends}</text>')
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="members over time">{"".join(parts)}</svg>'

@@ -15,6 +15,7 @@ from talaria.errors import ConfigError, StateError
 from talaria.privacy.forms import FORMS
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
+from talaria_coordinator.fleet.chronicle import when
 from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.waiting import holding, waits
 from talaria_coordinator.identity.expiry import Ending
@@ -111,40 +112,38 @@ def _certificates(config: FleetConfig) -> dict[str, Any] | None:
 def render(found: dict[str, Any], clear: bool = False) -> None:
     """Print ``found`` for people, on a cleared screen where asked for."""
     console = Console()
+
+    def say(text: str) -> None:
+        """A line, as it is: reasons may quote what a stranger sent."""
+        console.print(_plain(text), highlight=False, soft_wrap=True)
+
     if clear:
         console.clear()
-    console.print(
+    say(
         f"fleet {found['fleet']}: {found['status']}, {found['round']} of {found['rounds']} rounds, "
-        f"epoch {found['epoch']}, global model {found['model_digest'][:12]}",
-        highlight=False,
-        soft_wrap=True,
+        f"epoch {found['epoch']}, global model {found['model_digest'][:12]}"
     )
     if found["served"] is False:
-        text = "no coordinator serves it now; what is below is what the last one wrote"
-        console.print(text, highlight=False, soft_wrap=True)
+        say("no coordinator serves it now; what is below is what the last one wrote")
     if found["waiting"] is not None:
         missing = ", ".join(found["waiting"]["missing"])
-        text = f"waiting: {found['waiting']['reason']}" + (f"; missing: {missing}" if missing else "")
-        console.print(_plain(text), highlight=False, soft_wrap=True)
+        say(f"waiting: {found['waiting']['reason']}" + (f"; missing: {missing}" if missing else ""))
     if found["waits_for"]:
         late = ", ".join(f"{d['device']} ({d['phase']}{'' if d['online'] else ', away'})" for d in found["waits_for"])
-        console.print(_plain(f"the open round waits for: {late}"), highlight=False, soft_wrap=True)
+        say(f"the open round waits for: {late}")
     if found["canary"]:
-        console.print(_plain(f"tried first by: {', '.join(found['canary'])}"), highlight=False, soft_wrap=True)
+        say(f"tried first by: {', '.join(found['canary'])}")
     if found["privacy"] is not None:
-        console.print(_plain(_spent(found["privacy"])), highlight=False, soft_wrap=True)
+        say(_spent(found["privacy"]))
     if found["resting"]:
-        text = f"away for long, and not drawn until they come: {', '.join(found['resting'])}"
-        console.print(_plain(text), highlight=False, soft_wrap=True)
+        say(f"away for long, and not drawn until they come: {', '.join(found['resting'])}")
     certificates = found["certificates"]
     if certificates is not None:
         if certificates["ends"] is not None:
             day = time.strftime("%Y-%m-%d", time.localtime(certificates["ends"]))
-            console.print(
-                f"certificates hold until {day} ({_plain(certificates['first'])})", highlight=False, soft_wrap=True
-            )
+            say(f"certificates hold until {day} ({certificates['first']})")
         for warning in certificates["warnings"]:
-            console.print(_plain(f"warning: {warning}"), highlight=False, soft_wrap=True)
+            say(f"warning: {warning}")
     history = Table(title="rounds")
     for heading in ("attempt", "round", "asked", "counted", "seconds", "MB up", "MB down"):
         history.add_column(heading, justify="right")
@@ -164,31 +163,28 @@ def render(found: dict[str, Any], clear: bool = False) -> None:
         tries = [str(row["attempt"]) for row in rows]
         if reason:
             which = f"attempt {tries[0]}" if len(tries) == 1 else f"attempts {tries[0]} to {tries[-1]}"
-            console.print(_plain(f"{which} failed: {reason}"), highlight=False, soft_wrap=True)
+            say(f"{which} failed: {reason}")
     told = next((row for row in reversed(found["history"]) if row["means"]), None)
     if told is not None:
         means = ", ".join(f"{name} {value:.4g}" for name, value in told["means"].items())
-        text = f"means within the sum of round {told['round']}, over {told['counted']} devices: {means}"
-        console.print(_plain(text), highlight=False, soft_wrap=True)
+        say(f"means within the sum of round {told['round']}, over {told['counted']} devices: {means}")
     if found["workers"]:
         console.print(_workers(found["workers"]))
     devices = Table(title="devices")
     for heading in ("device", "online", "boot", "seen", "quarantine"):
         devices.add_column(heading)
     for row in found["devices"]:
-        seen = _clock(row["seen"])
         devices.add_row(
             row["device"],
             _here(row, found["served"]),
             str(row["boot"]),
-            seen,
+            when(row["seen"]),
             "yes" if row["quarantine"] else "",
         )
     console.print(devices)
     for row in found["devices"]:
         if row["quarantine"]:
-            text = f"{row['device']} is in quarantine: {row['quarantine']}"
-            console.print(_plain(text), highlight=False, soft_wrap=True)
+            say(f"{row['device']} is in quarantine: {row['quarantine']}")
 
 
 def _workers(rows: list[dict[str, Any]]) -> Table:
@@ -198,14 +194,10 @@ def _workers(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         here, link = row["pid"] is not None, "yes" if row["connected"] else "no"
         table.add_row(
-            str(row["number"]), str(row["pid"]) if here else "gone", _clock(row["since"]), link if here else "-",
-            str(row["devices"]), str(row["updates"]), _clock(row["heard"]), _plain(row["word"]),
+            str(row["number"]), str(row["pid"]) if here else "gone", when(row["since"]), link if here else "-",
+            str(row["devices"]), str(row["updates"]), when(row["heard"]), _plain(row["word"]),
         )  # fmt: skip
     return table
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _counted(row: dict[str, Any]) -> str:
@@ -240,10 +232,9 @@ def _spent(privacy: dict[str, Any]) -> str:
     )
 
 
-def _plain(text: str | None) -> str:
-    """A reason, which may quote what a stranger sent: no markup, nothing that steers a terminal."""
-    shown = text or ""
-    return escape(shown if shown.isprintable() else ascii(shown))
+def _plain(text: str) -> str:
+    """``text``, which may quote what a stranger sent: no markup, nothing that steers a terminal."""
+    return escape(text if text.isprintable() else ascii(text))
 
 
 def _names(store: Store) -> str:

@@ -146,7 +146,7 @@ def _told(event: Event) -> tuple[str, str]:
         case "restored":
             return (
                 "restored",
-                f"restored from the backup of {day(event['backup'])}; what came after it is learned again",
+                f"restored from the backup of {when(event['backup'])}; what came after it is learned again",
             )
     return "", ""
 
@@ -164,6 +164,6 @@ def some(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def day(at: float | str) -> str:
-    """A moment as people read it; a text stays as it is."""
+def when(at: float | str) -> str:
+    """A unix time as people read it, to the second; a text stays as it is."""
     return at if isinstance(at, str) else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
