@@ -14,6 +14,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+Config = Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")]
+Wait = Annotated[float, typer.Option(help="Seconds to wait for the coordinator's word.", min=0.1)]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Accept a broker beyond this machine without TLS or keys.")]
+
 EXAMPLE = """
 A device.toml:
 
@@ -55,9 +59,7 @@ def run(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines instead of text.")] = False,
     threads: Annotated[int, typer.Option(help="CPU threads for torch; 0: as it decides. Programs use one.", min=0)] = 0,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Accept a broker beyond this machine without TLS or keys.")
-    ] = False,
+    insecure: Insecure = False,
 ) -> None:
     """Take part in a fleet until its last round; then personalize, and write the bundle.
 
@@ -72,12 +74,10 @@ def run(
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
+    config: Config,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the coordinator's word.", min=0.1)] = 5.0,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Accept a broker beyond this machine without TLS or keys.")
-    ] = False,
+    wait: Wait = 5.0,
+    insecure: Insecure = False,
 ) -> None:
     """Look before the first round: settings, data, clock, space, engine, kit, keys, broker, coordinator, plan.
 
@@ -125,14 +125,12 @@ def join(
 
 @app.command()
 def leave(
-    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
+    config: Config,
     erase: Annotated[
         bool, typer.Option("--erase", help="Then erase what the device learned; its samples and its bundle stay.")
     ] = False,
-    wait: Annotated[float, typer.Option(help="Seconds to wait for the coordinator's word.", min=0.1)] = 30.0,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Accept a broker beyond this machine without TLS or keys.")
-    ] = False,
+    wait: Wait = 30.0,
+    insecure: Insecure = False,
 ) -> None:
     """Take this device out of its fleet for good: no round asks it or waits for it any more, and no agent takes part
     with its state folder.
@@ -150,9 +148,7 @@ def leave(
 
 
 @app.command()
-def rollback(
-    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
-) -> None:
+def rollback(config: Config) -> None:
     """Put the bundle before the present one in force again, also while the agent runs.
 
     The model that is taken out of force is not deployed again; one that is learned later may be.
@@ -169,9 +165,7 @@ def rollback(
 
 
 @app.command()
-def install(
-    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
-) -> None:
+def install(config: Config) -> None:
     """Put the bundle in force that did better and waits, where [home_assistant] ask says that it is to wait."""
     from talaria.errors import ConfigError
     from talaria_edge.config import load_config
@@ -186,7 +180,7 @@ def install(
 
 @app.command(context_settings={"ignore_unknown_options": True})  # so that -1 is a label
 def label(
-    config: Annotated[Path, typer.Argument(metavar="DEVICE.TOML", help="The device's settings.")],
+    config: Config,
     window: Annotated[str, typer.Argument(metavar="WINDOW", help="A file's name without .npz, or NAME/ROW.")],
     value: Annotated[str, typer.Argument(metavar="LABEL", help="A class's name or number, or the number to learn.")],
 ) -> None:

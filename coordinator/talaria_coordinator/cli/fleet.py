@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from talaria_coordinator.cli.options import AsJson, Device
+
 if TYPE_CHECKING:
     from talaria_coordinator.identity.expiry import Ending
 
@@ -20,8 +22,6 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The fleet's folder, made by `talaria fleet init`.")]
-Device = Annotated[str, typer.Argument(metavar="DEVICE", help="The device's id: 1 to 36 of a-z, 0-9 and '-'.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 STEPS = """
 How a device joins:

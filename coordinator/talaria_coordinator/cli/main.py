@@ -9,15 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from talaria_coordinator.cli import maintenance, orders, report
+from talaria_coordinator.cli.options import AsJson, Config
 
 app = typer.Typer(
     help="The fleet's coordinator: gives out the shared model, receives updates, keeps count.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings; see below for an example.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 EXAMPLE = """
 A fleet.toml:

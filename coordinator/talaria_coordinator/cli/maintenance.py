@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings; its [store] is meant.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
+from talaria_coordinator.cli.options import AsJson, Config
 
 
 def backup(

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from talaria_coordinator.cli.options import AsJson, Config, Device
+
 if TYPE_CHECKING:
     from talaria_coordinator.config.fleet import FleetConfig
     from talaria_coordinator.fleet.operator_commands import Order
 
-Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
-Device = Annotated[str, typer.Argument(metavar="DEVICE", help="The device's id.")]
 Reason = Annotated[str, typer.Option(help="Why; it stands in the log.")]
 
 

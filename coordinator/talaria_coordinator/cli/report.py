@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from talaria_coordinator.cli.options import AsJson, Config
 from talaria_coordinator.fleet.chronicle import KINDS, Chronicle, Moment, chronicle, some, when
 
-Config = Annotated[Path, typer.Argument(metavar="FLEET.TOML", help="The fleet's settings.")]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 250, 34, 12, 44, 26
 MARKS = {
     "next": ("another run", "M0-7 6.5 5H-6.5Z"),
@@ -45,7 +45,7 @@ th,td{text-align:left;padding:4px 12px 4px 0;border-bottom:1px solid var(--line)
 def report(
     config: Config,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write an HTML page of it here.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Tell what the fleet has lived through: who came and left, runs that followed one another, trials, pauses and
     restores, on a time line. From the audit log; the coordinator may be running or not."""
