@@ -21,9 +21,7 @@ def prepare(run: Run, state: Path) -> None:
     Raises :class:`~talaria.errors.ConfigError` where the model cannot be had, and
     :class:`~talaria.errors.StateError` where the folder cannot be written.
     """
-    text = run.to_json()
-    # One for a run, however long it goes on: `extend` needs no other.
-    path = state / f"blueprint-{hashlib.sha256(f'{talaria.__version__} {run.identity}'.encode()).hexdigest()[:16]}"
+    path = beside(state, "blueprint", run)
 
     def read() -> blueprint.Blueprint:
         return blueprint.decode(path.read_bytes())
@@ -31,13 +29,25 @@ def prepare(run: Run, state: Path) -> None:
     try:
         known = read()
     except (FileNotFoundError, StateError):
-        data = make_blueprint.made(text) if sys.modules.get("torch") is None else make_blueprint.here(run)
-        try:
-            durable.write(path, data)
-        except OSError as error:
-            raise StateError(f"fleet: cannot write {path}: {error.strerror}; free space, or mend its rights") from None
+        data = make_blueprint.made(run.to_json()) if sys.modules.get("torch") is None else make_blueprint.here(run)
+        keep(path, data)
         known = blueprint.decode(data)
     except OSError as error:
         raise StateError(f"fleet: cannot read {path}: {error.strerror}; mend its rights") from None
     # Its tensors are needed once, if at all: they are read again instead of kept.
     rounds.adopt(run, blueprint.Blueprint(known.schema, known.layout, known.split, lambda: read().first()))
+
+
+def beside(state: Path, what: str, run: Run) -> Path:
+    """Where ``what`` is worked out of a run lies in the state folder; one for a run, however long it goes on: `extend`
+    needs no other."""
+    known = f"{talaria.__version__} {run.identity}"
+    return state / f"{what}-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
+
+
+def keep(path: Path, data: bytes) -> None:
+    """Write what was worked out. Raises :class:`~talaria.errors.StateError` where the disk refuses."""
+    try:
+        durable.write(path, data)
+    except OSError as error:
+        raise StateError(f"fleet: cannot write {path}: {error.strerror}; free space, or mend its rights") from None

@@ -7,7 +7,6 @@ is the digest of one.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from talaria.errors import AggregationError, StateError, WireError
 from talaria.federated import rounds
 from talaria.federated.private_rule import coordinates_of
 from talaria.federated.run import Run
-from talaria.model import masks
 from talaria.model.masks import ChannelMask
 from talaria.privacy.clipping import WITHIN
 from talaria.privacy.coordinator import CoordinatorHalf, NoSecretError, Opened
@@ -263,17 +261,6 @@ class GoneError(StateError):
 
 class LateError(StateError):
     """A masked update came when those who are there had gone on."""
-
-
-def findings(mask: ChannelMask | None, dense: int) -> str:
-    """What is known of an update that nobody can read, in the form of
-    :func:`~talaria_coordinator.storage.update_summary.findings_of`."""
-    about = {"metrics": {}, "weight": 1.0, "dense": dense}
-    if mask is not None:
-        sizes = mask.layout.sizes
-        kept = sum(len(mask.kept[group]) for group in sizes) / max(1, sum(sizes.values()))
-        about |= {"kept": kept, "bits": masks.pack(mask).hex()}
-    return json.dumps(about)
 
 
 def secure_of(config: FleetConfig, rule: Aggregator | None, store: Store, blobs: Blobs) -> Secure | None:

@@ -13,9 +13,9 @@ from talaria.protocol import events as e
 from talaria.protocol import words
 from talaria.wire.chunks import Assemblies, Cut, FileAssembly
 from talaria_coordinator.fleet.aggregation import Learning
-from talaria_coordinator.fleet.secure import LateError, Secure, findings
+from talaria_coordinator.fleet.secure import LateError, Secure
 from talaria_coordinator.storage.store import Store
-from talaria_coordinator.storage.update_summary import findings_of
+from talaria_coordinator.storage.update_summary import findings_of, findings_unseen
 
 
 class Uploads(Assemblies[tuple[str, str]]):
@@ -114,7 +114,7 @@ def _receive_masked(
     try:
         with secure.masked(upload.attempt, upload.device, data) as mask:
             learning.blobs.adopt(file, data, digest)
-            facts |= {"found": findings(mask, learning.dense), "step": words.UPLOAD}
+            facts |= {"found": findings_unseen(mask, learning.dense), "step": words.UPLOAD}
             row = store.updates.keep(fleet, upload.attempt, upload.device, **facts)
             if row.digest != digest or row.status == "rejected":
                 raise StateError(f"attempt {upload.attempt}: the store holds another update of {upload.device!r}")

@@ -319,16 +319,18 @@ def badge_key(folder: Path, fleet: str) -> bytes:
 
 def tls(folder: Path) -> Tls:
     """The coordinator's link to its broker."""
-    credentials.settle_pair(folder / "coordinator")
-    credentials.require_private(folder / "coordinator.key")
-    return Tls(folder / "ca.crt", folder / "coordinator.crt", folder / "coordinator.key")
+    return _tls(folder, "coordinator")
 
 
 def worker_tls(folder: Path, number: int) -> Tls:
     """The link of an ingest worker to the broker."""
-    credentials.settle_pair(folder / f"ingest-{number}")
-    credentials.require_private(folder / f"ingest-{number}.key")
-    return Tls(folder / "ca.crt", folder / f"ingest-{number}.crt", folder / f"ingest-{number}.key")
+    return _tls(folder, f"ingest-{number}")
+
+
+def _tls(folder: Path, name: str) -> Tls:
+    credentials.settle_pair(folder / name)
+    credentials.require_private(folder / f"{name}.key")
+    return Tls(folder / "ca.crt", folder / f"{name}.crt", folder / f"{name}.key")
 
 
 def _ca(folder: Path) -> bytes:

@@ -3,14 +3,10 @@ for, by a process of its own, and kept beside the state."""
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
-import talaria
-from talaria import durable
 from talaria.errors import ConfigError, StateError
 from talaria.federated import kit as kits
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet import blueprints
 
 
 def given(config: FleetConfig) -> None:
@@ -29,25 +25,17 @@ def prepared(config: FleetConfig) -> bytes:
     if config.kit is not None:
         given(config)
         return config.kit.read_bytes()
-    text = config.run.to_json()
-    name = hashlib.sha256(f"{talaria.__version__} {config.run.identity}".encode()).hexdigest()[:16]
-    path = config.state / f"kit-{name}"
+    path = blueprints.beside(config.state, "kit", config.run)
     try:
         data = path.read_bytes()
         kits.decode(data).require(config.run)
         return data
     except (FileNotFoundError, StateError):
-        return _kept(path, _made(text))
+        data = _made(config.run.to_json())
+        blueprints.keep(path, data)
+        return data
     except OSError as error:
         raise StateError(f"fleet: cannot read {path}: {error.strerror}; mend its rights") from None
-
-
-def _kept(path: Path, data: bytes) -> bytes:
-    try:
-        durable.write(path, data)
-    except OSError as error:
-        raise StateError(f"fleet: cannot write {path}: {error.strerror}; free space, or mend its rights") from None
-    return data
 
 
 def _made(text: str) -> bytes:

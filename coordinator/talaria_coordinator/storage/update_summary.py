@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from talaria.aggregate.partial_sum import PartialSum
 from talaria.model import masks
+from talaria.model.masks import ChannelMask
 from talaria.types import Update
 
 
@@ -35,11 +36,20 @@ def findings_of(update: Update | PartialSum, dense: int) -> str:
     """The findings as JSON text, in which they are stored."""
     if isinstance(update, PartialSum):
         return json.dumps(json.loads(findings_of(update.whole, dense)) | {"clients": update.clients})
-    about = {"metrics": dict(update.metrics), "weight": update.weight, "dense": dense}
-    if update.mask is not None:
-        sizes = update.mask.layout.sizes
-        kept = sum(len(update.mask.kept[group]) for group in sizes) / max(1, sum(sizes.values()))
-        about |= {"kept": kept, "bits": masks.pack(update.mask).hex()}
+    return _written(update.metrics, update.weight, update.mask, dense)
+
+
+def findings_unseen(mask: ChannelMask | None, dense: int) -> str:
+    """As :func:`findings_of`, of an update that nobody can read: its mask is all that is known."""
+    return _written({}, 1.0, mask, dense)
+
+
+def _written(metrics: Mapping[str, float], weight: float, mask: ChannelMask | None, dense: int) -> str:
+    about = {"metrics": dict(metrics), "weight": weight, "dense": dense}
+    if mask is not None:
+        sizes = mask.layout.sizes
+        kept = sum(len(mask.kept[group]) for group in sizes) / max(1, sum(sizes.values()))
+        about |= {"kept": kept, "bits": masks.pack(mask).hex()}
     return json.dumps(about)
 
 

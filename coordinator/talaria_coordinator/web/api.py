@@ -127,9 +127,17 @@ def _shown() -> Any:
 
 
 def _reading(app: FastAPI, views: Views) -> None:
-    def known(fleet: str) -> None:
-        if views.fleet(fleet) is None:
-            raise HTTPException(404, f"no fleet {fleet!r} here; see /api/v1/fleets")
+    def known(fleet: str) -> FleetView:
+        found = views.fleet(fleet)
+        if found is None:
+            raise _no_fleet(fleet)
+        return found
+
+    def known_device(fleet: str, device: str) -> DeviceView:
+        found = views.device(fleet, device)
+        if found is None:
+            raise HTTPException(404, f"fleet {fleet!r} has no device {device!r}")
+        return found
 
     @app.get("/api/v1/fleets", summary="All fleets")
     def fleets() -> list[FleetView]:
@@ -137,10 +145,7 @@ def _reading(app: FastAPI, views: Views) -> None:
 
     @app.get("/api/v1/fleets/{fleet}", summary="One fleet", responses=NOT_FOUND)
     def fleet(fleet: FleetName) -> FleetView:
-        found = views.fleet(fleet)
-        if found is None:
-            raise HTTPException(404, f"no fleet {fleet!r} here; see /api/v1/fleets")
-        return found
+        return known(fleet)
 
     @app.get(
         "/api/v1/fleets/{fleet}/attempts", summary="The last attempts at rounds, newest first", responses=NOT_FOUND
@@ -168,15 +173,11 @@ def _reading(app: FastAPI, views: Views) -> None:
 
     @app.get("/api/v1/fleets/{fleet}/devices/{device}", summary="One device", responses=NOT_FOUND)
     def device(fleet: FleetName, device: DeviceName) -> DeviceView:
-        found = views.device(fleet, device)
-        if found is None:
-            raise HTTPException(404, f"fleet {fleet!r} has no device {device!r}")
-        return found
+        return known_device(fleet, device)
 
     @app.get("/api/v1/fleets/{fleet}/devices/{device}/updates", summary="A device's last updates", responses=NOT_FOUND)
     def updates(fleet: FleetName, device: DeviceName, limit: Limit = 50) -> list[UpdateView]:
-        if views.device(fleet, device) is None:
-            raise HTTPException(404, f"fleet {fleet!r} has no device {device!r}")
+        known_device(fleet, device)
         return views.device_updates(fleet, device, limit)
 
     @app.get("/api/v1/fleets/{fleet}/quarantine", summary="Devices that are shut out, and why", responses=NOT_FOUND)
@@ -194,7 +195,7 @@ def _orders(app: FastAPI, views: Views, give: Mapping[str, Give]) -> None:
     async def carry_out(fleet: str, order: Order) -> Outcome:
         if fleet not in give:
             if await asyncio.to_thread(views.fleet, fleet) is None:
-                raise HTTPException(404, f"no fleet {fleet!r} here; see /api/v1/fleets")
+                raise _no_fleet(fleet)
             raise HTTPException(409, f"fleet {fleet!r} is not served by this coordinator; ask the one that serves it")
         give[fleet](order)
         try:
@@ -251,6 +252,10 @@ def _orders(app: FastAPI, views: Views, give: Mapping[str, Give]) -> None:
     for verb, summary in shut.items():
         path = f"/api/v1/fleets/{{fleet}}/devices/{{device}}/{verb}"
         app.post(path, summary=summary, name=verb, responses=NOT_FOUND | CONFLICT)(about_device(verb))
+
+
+def _no_fleet(fleet: str) -> HTTPException:
+    return HTTPException(404, f"no fleet {fleet!r} here; see /api/v1/fleets")
 
 
 def _page(file: str, kind: str) -> Callable[[], Response]:
