@@ -83,7 +83,7 @@ class Round:
         """The victim's masked values without the masks that it shares with others."""
         values = np.frombuffer(self.masked[VICTIM].values, "<u4").copy()
         for other in self.roster.neighbours[VICTIM]:
-            common = keystream.agreed(key, self.roster.adverts[other].mask_key)
+            common = keystream.agreeing(key)(self.roster.adverts[other].mask_key)
             at = COORDINATES.within(self.blocks.of(VICTIM), self.blocks.of(VICTIM) & self.blocks.of(other))
             stream_key = pair_key(common, self.digest, "values", VICTIM, other)
             count = len(values) if at is None else len(at)
@@ -279,7 +279,7 @@ def test_a_cohort_below_the_threshold(flaw: bool, monkeypatch: pytest.MonkeyPatc
     seed = dict(opening.seeds)[VICTIM][1 : shamir.SHARE_BYTES]
     shown = np.frombuffer(attack.masked[VICTIM].values, "<u4") - own(seed, len(attack.truth()), attack.digest)
     for other, key in opening.keys:  # of a threshold of one, a share is the secret
-        common = keystream.agreed(key[1:], attack.roster.adverts[VICTIM].mask_key)
+        common = keystream.agreeing(key[1:])(attack.roster.adverts[VICTIM].mask_key)
         stream_key = pair_key(common, attack.digest, "values", VICTIM, other)
         shown -= keystream.stream(stream_key, len(shown), np.dtype(np.uint32))
     assert np.array_equal(shown, attack.truth())
@@ -397,7 +397,7 @@ def test_a_brute_force_of_28_bits(flaw: bool, monkeypatch: pytest.MonkeyPatch) -
     captured -= own(attack.joined(openings, "seeds"), len(captured), attack.digest)
     size, holders = shamir.SHARE_BYTES, attack.roster.holders("d2")
     found = {holders.index(giver) + 1: dict(one.keys)["d2"][:size] for giver, one in openings.items()}
-    common = keystream.agreed(shamir.join(found), attack.roster.adverts[VICTIM].mask_key)
+    common = keystream.agreeing(shamir.join(found))(attack.roster.adverts[VICTIM].mask_key)
     known = pair_key(common, attack.digest, "values", VICTIM, "d2")
     captured -= keystream.stream(known, len(captured), np.dtype(np.uint32))  # d0 added it, as the lesser name
     seed = brute_forced(captured[:12], span)

@@ -18,13 +18,13 @@ h = bytes.fromhex
 def test_x25519_of_rfc_7748() -> None:
     scalar = h("a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4")
     point = h("e6db6867583030db3594c1a424b15f7c726624ec26b3353b10a903a6d0ab1c4c")
-    assert keystream.agreed(scalar, point) == h("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552")
+    assert keystream.agreeing(scalar)(point) == h("c3da55379de9c6908e94ea4df28d084f32eccf03491c71f754b4075577a28552")
 
 
 def test_x25519_again_and_again_of_rfc_7748() -> None:
     k = u = b"\x09" + bytes(31)
     for times in range(1000):
-        k, u = keystream.agreed(k, u), k
+        k, u = keystream.agreeing(k)(u), k
         if times == 0:
             assert k == h("422c8e7a6227d7bca1350b3e2bb7279f7897b87bb6854b783c60e80311ae3079")
     assert k == h("684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51")
@@ -44,7 +44,7 @@ LOW = (  # points of low order, as Wycheproof has them
 @pytest.mark.parametrize("point", LOW)
 def test_a_key_that_anybody_agrees_with_is_refused(point: str) -> None:
     with pytest.raises(WireError, match="anybody"):
-        keystream.agreed(bytes(range(32)), h(point))
+        keystream.agreeing(bytes(range(32)))(h(point))
 
 
 def test_hkdf_of_rfc_5869() -> None:

@@ -20,8 +20,4 @@ _HOMES = {
     "server_app": "talaria.flower.server",
 }
 
-__getattr__, _ = lazy.attach(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy.attach(__name__, _HOMES)

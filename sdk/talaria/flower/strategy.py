@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from logging import getLogger
 
 from talaria import tasks, valid
@@ -16,7 +16,7 @@ from talaria.federated.run import Run
 from talaria.federated.server_rule import least_of
 from talaria.flower import records
 from talaria.foreign import named, shown
-from talaria.simulation.simulator import RoundFacts
+from talaria.simulation.simulator import RoundFacts, means_of
 from talaria.training import evaluation
 from talaria.training.evaluation import Metrics, Report
 from talaria.types import Update
@@ -126,7 +126,7 @@ class TalariaStrategy(Strategy):
             server_round,
             names,
             sum(len(frame) for name, frame in frames if name in names),
-            _means([one.metrics for one in counted]),
+            means_of([one.metrics for one in counted]),
             tuple((name, server_round - 1) for name in names),
         )
         self.history.append(facts)
@@ -261,8 +261,3 @@ def _figures(reply: Message) -> Metrics:
     if not math.isfinite(accuracy) or not math.isfinite(recall) or not 1 <= samples <= 1 << 40:
         raise WireError(f"accuracy={accuracy}, macro-recall={recall}, {records.EXAMPLES}={shown(samples)} cannot be")
     return Metrics(accuracy, recall, samples)
-
-
-def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = sorted({key for entry in metrics for key in entry})
-    return {key: sum(m[key] for m in metrics if key in m) / sum(key in m for m in metrics) for key in names}

@@ -21,7 +21,8 @@ from talaria.errors import WireError
 from talaria.tensors import Array
 
 KEY_BYTES = 32
-_DOMAIN = b"talaria/secure/1\x00"
+DOMAIN = b"talaria/secure/1\x00"
+"""What every key and every signed word of this protocol is derived or hashed with."""
 _STRETCH = memoryview(bytes(1 << 16))
 """Zeros to encrypt at once; they, what comes out, and what it is added to stay in the second cache."""
 
@@ -29,7 +30,7 @@ _STRETCH = memoryview(bytes(1 << 16))
 def derived(secret: bytes, salt: bytes, *purpose: bytes | str) -> bytes:
     """A key of 32 bytes for one ``purpose``, by HKDF-SHA256. The parts of a purpose are told apart by their lengths."""
     parts = [part.encode() if isinstance(part, str) else part for part in purpose]
-    info = _DOMAIN + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    info = DOMAIN + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return HKDF(hashes.SHA256(), KEY_BYTES, salt, info).derive(secret)
 
 
@@ -38,13 +39,9 @@ def public_of(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def agreed(secret: bytes, public: bytes) -> bytes:
-    """What two devices alone know. Raises :class:`WireError` for a public key of low order, which anybody would."""
-    return agreeing(secret)(public)
-
-
 def agreeing(secret: bytes) -> Callable[[bytes], bytes]:
-    """:func:`agreed` of one ``secret`` with many public keys: to read a secret costs as much as to agree."""
+    """By another's public key, what the two alone know; of one ``secret`` for many, as to read it costs as much as to
+    agree. Raises :class:`WireError`, when it is called, for a public key of low order, which anybody would know."""
     key = X25519PrivateKey.from_private_bytes(secret)
 
     def agree(public: bytes) -> bytes:

@@ -16,15 +16,16 @@ import msgpack
 
 from talaria.errors import TooLarge, WireError
 from talaria.foreign import reading, shown
+from talaria.privacy.keystream import DOMAIN
 from talaria.privacy.shamir import SHARE_BYTES
-from talaria.privacy.terms import MOST_DEVICES
+from talaria.privacy.terms import MOST_DEVICES, MOST_TIERS
 from talaria.wire.frames import unpack
 from talaria.wire.signing import SIGNATURE_BYTES, Signer, verified
 
-_DOMAIN = b"talaria/secure/1\x00"
 MOST_MASK = 64 * 1024
-MOST_BOX = 17 * SHARE_BYTES + 64
-MOST_TIERS = 17
+MOST_SEEDS = MOST_TIERS + 1
+"""One for each tier, and one for what stands beside the values."""
+MOST_BOX = MOST_SEEDS * SHARE_BYTES + 64
 MOST_VALUES = 1 << 30
 """Bytes of a masked update at most."""
 MOST_SIDE = 4 * (MOST_DEVICES + 32)
@@ -41,7 +42,7 @@ class _Message:
 
     def digest(self) -> bytes:
         """sha256 of the encoded message."""
-        return hashlib.sha256(_DOMAIN + self.encode()).digest()
+        return hashlib.sha256(DOMAIN + self.encode()).digest()
 
     @classmethod
     def _of(cls, values: list[Any]) -> Self:
@@ -67,7 +68,7 @@ class _Signed(_Message):
 
     def text(self) -> bytes:
         """What is signed."""
-        return _DOMAIN + self._content
+        return DOMAIN + self._content
 
     def digest(self) -> bytes:
         """sha256 of what is signed, and of the signature."""
@@ -135,7 +136,7 @@ class Shares(_Signed):
     def __post_init__(self) -> None:
         super().__post_init__()
         _octets("cohort", self.cohort, 32)
-        _list("commitments", self.commitments, MOST_TIERS)
+        _list("commitments", self.commitments, MOST_SEEDS)
         for one in self.commitments:
             _octets("commitment", one, 32)
         _pairs("boxes", self.boxes, most=MOST_BOX)
@@ -225,7 +226,7 @@ class Opening(_Signed):
     def __post_init__(self) -> None:
         super().__post_init__()
         _octets("members", self.members, 32)
-        _pairs("seeds", self.seeds, most=MOST_TIERS * SHARE_BYTES)
+        _pairs("seeds", self.seeds, most=MOST_SEEDS * SHARE_BYTES)
         _pairs("keys", self.keys, SHARE_BYTES)
 
 

@@ -10,8 +10,8 @@ from functools import lru_cache
 import msgpack
 import numpy as np
 
-from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ModelError, WireError
+from talaria.model import masks
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.privacy import keystream
 from talaria.privacy.blocks import Blocks, blocks
@@ -42,13 +42,13 @@ class Roster:
         advert that :func:`read_advert` refuses.
         """
         found: dict[str, Advert] = {}
-        masks = {}
+        kept = {}
         known: dict[bytes, ChannelMask | None] = {}  # classes of devices have one mask: it is read and digested once
         for data in cohort.adverts:
             advert, mask = read_advert(terms, coordinates, data, authority, known)
             if found and advert.device <= next(reversed(found)):
                 raise WireError("secure: the cohort must be sorted, each device once")
-            found[advert.device], masks[advert.device] = advert, mask
+            found[advert.device], kept[advert.device] = advert, mask
         size, keys = len(found), [key for one in found.values() for key in (one.mask_key, one.share_key)]
         if not terms.threshold <= size <= terms.most or 2 * terms.threshold <= size:
             raise WireError(
@@ -58,7 +58,7 @@ class Roster:
         if len({*keys}) != 2 * size or len({one.identity for one in found.values()}) != size:
             raise WireError("secure: a key comes twice in the cohort")
         digest = cohort.digest()
-        return Roster(terms, coordinates, digest, found, masks, graph(list(found), terms.degree, digest))
+        return Roster(terms, coordinates, digest, found, kept, graph(list(found), terms.degree, digest))
 
     def holders(self, owner: str) -> tuple[str, ...]:
         """Who holds shares of ``owner``'s secrets, itself among them; the first has share 1."""
@@ -96,10 +96,10 @@ def read_advert(
         raise WireError(
             f"secure: the keys of {advert.device!r} are not signed by it, or the fleet's authority did not enrol it"
         )
-    masks = {} if known is None else known
-    if advert.mask not in masks:
-        masks[advert.mask] = mask_of(coordinates.layout, advert.mask)
-    return advert, masks[advert.mask]
+    read = {} if known is None else known
+    if advert.mask not in read:
+        read[advert.mask] = mask_of(coordinates.layout, advert.mask)
+    return advert, read[advert.mask]
 
 
 @lru_cache(maxsize=4096)
@@ -122,25 +122,18 @@ def enrolled(badge: Badge, authority: bytes, fleet: str, device: str) -> bool:
 
 
 def packed(mask: ChannelMask | None) -> bytes:
-    """A mask as an advert has it: bitmaps by group in order of name, nothing for one that keeps all."""
-    if mask is None or mask.is_full:
-        return b""
-    return b"".join(bits_of(mask.kept[group], size) for group, size in sorted(mask.layout.sizes.items()))
+    """A mask as an advert has it: :func:`talaria.model.masks.pack`, nothing for one that keeps all."""
+    return b"" if mask is None or mask.is_full else masks.pack(mask)
 
 
 def mask_of(layout: ChannelLayout | None, data: bytes) -> ChannelMask | None:
     """What :func:`packed` wrote. Raises :class:`WireError` where it does not fit ``layout``."""
     if not data:
         return None
-    kept, start = {}, 0
-    for group, size in sorted({} if layout is None else layout.sizes.items()):
-        end = start + -(-size // 8)
-        kept[group] = tuple(sorted(indices_of(data[start:end], size)))
-        start = end
-    if layout is None or start != len(data):
+    if layout is None:
         raise WireError(f"secure: a mask of {len(data)} bytes does not fit this model")
     try:
-        return ChannelMask(layout, kept)
+        return masks.unpack(layout, data)
     except ModelError as why:
         raise WireError(f"secure: a mask is refused: {why}") from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import isfinite, nan
 from typing import Any
 
@@ -474,8 +474,3 @@ def _bitmaps(shared: Tensors, kept: Iterable[ChannelMask | None], need: int) -> 
             channels = np.arange(size) if mask is None else np.array(mask.kept[group])
             counts[group][channels] += 1
     return {masks.PREFIX + group: (count >= need).astype(np.uint8) for group, count in counts.items()}
-
-
-def as_plain(privacy: Privacy | None) -> dict[str, Any] | None:
-    """The settings as plain values, for a file."""
-    return None if privacy is None else asdict(privacy)

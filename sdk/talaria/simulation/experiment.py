@@ -29,7 +29,7 @@ from talaria.foreign import shown
 from talaria.model import several, tokens, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
-from talaria.privacy.rule import Privacy, as_plain
+from talaria.privacy.rule import Privacy
 from talaria.simulation import checkpoint
 from talaria.simulation.asked import Factory, buffering_of, data_of, plans_of, rule_of, spec_of, table_of, task_of
 from talaria.simulation.device_ids import as_devices, ids_of
@@ -377,7 +377,7 @@ def prepare(
             "evaluate_every": evaluate_every,
             "engine": found_engine.engine,
             "device": device,
-            "privacy": as_plain(kept),
+            "privacy": None if kept is None else asdict(kept),
         },
     )
 

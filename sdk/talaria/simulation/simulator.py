@@ -123,7 +123,7 @@ class Fleet:
             self.version,
             tuple(sorted({one.client for one in every})),
             sum(one.up for one in every),
-            _mean([one.metrics for one in every]),
+            means_of([one.metrics for one in every]),
             tuple(one.training for one in every if one.training not in late),
             tuple(one.training for one in every if one.training in late),
             bytes_down=sum(one.down for one in every),
@@ -162,6 +162,7 @@ def trained(
     return codec.encode_update(update, rounds.codec_of(run, member)), update.metrics, private
 
 
-def _mean(metrics: list[Mapping[str, float]]) -> dict[str, float]:
+def means_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By name, the mean of a metric over those updates that tell it."""
     names = sorted({key for entry in metrics for key in entry})
     return {key: sum(m[key] for m in metrics if key in m) / sum(key in m for m in metrics) for key in names}
