@@ -120,9 +120,7 @@ class NpzSource:
         return np.array([self.labels.index(name) for name in names.tolist()], np.int64)[at]
 
     def _inputs(self, x: Array) -> Array:
-        if x.dtype.kind not in "bfiu":
-            raise DataError(f"data: {self.path}: x is {x.dtype}; need numbers")
-        return recorded.scaled(x)
+        return recorded.scaled(inputs.array_of(x, f"data: {self.path}: x"))
 
     def _samples(self, found: recorded.Recorded, part: str, y: Array, rows: Array) -> Samples:
         """Those of the file's ``rows``; a refusal names a sample by its place in the file."""

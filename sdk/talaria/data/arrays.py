@@ -195,15 +195,13 @@ def _part(x: Array, y: Array) -> Samples:
 
 def _numbers(raw: Recorded) -> Array:
     """``x`` as uint8 or finite float32."""
-    x = raw.x
+    x = inputs.array_of(raw.x, "data: x")
     if x.ndim < 2:
         raise DataError(f"data: x has shape {x.shape}, need (N, ...); for one feature a sample give x[:, None]")
     if 0 in x.shape:
         raise DataError(f"data: x has shape {x.shape} and so holds no value; give at least one sample")
     if x.dtype == np.uint8:
         return x
-    if x.dtype.kind not in "buif":
-        raise DataError(f"data: x has dtype {x.dtype}, need numbers; write x.astype('float32')")
     if x.dtype.kind in "ui" and max(abs(int(x.min())), abs(int(x.max()))) > _EXACT:
         raise DataError(
             f"data: x spans {x.min()}..{x.max()}, too large to stay exact as float32; scale it before writing it"

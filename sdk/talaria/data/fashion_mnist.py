@@ -131,7 +131,9 @@ def _from_file(path: Path) -> tuple[Array, Array]:
     for key, most in (("train_idx", _TRAIN), ("test_idx", _TEST)):
         index = raw[key]
         if index.dtype.kind not in "ui" or index.ndim != 2 or 0 in index.shape:
-            raise DataError(f"{path}: {key} is {index.dtype} {index.shape}, need integers (clients, images)")
+            raise DataError(
+                f"{path}: {key} is {index.dtype} {index.shape}, need integers (clients, images), at least one of each"
+            )
         if int(index.min()) < 0 or int(index.max()) >= most:
             raise DataError(f"{path}: {key} spans {index.min()}..{index.max()}, need 0..{most - 1}; cut it again")
         if len(np.unique(index)) != index.size:

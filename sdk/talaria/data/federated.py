@@ -78,8 +78,7 @@ class Federated:
         classification ``y`` holds its targets. Without ``client`` all samples are one client's, or dealt over so many
         ``clients``, skewed by Dirichlet(``alpha``) or evenly. ``newcomers``, names or how many, come when the training
         is over. The options are those of :func:`talaria.data.npz_file.load`. Raises
-        :class:`~talaria.errors.DataError`, naming the array, the
-        value and the mend.
+        :class:`~talaria.errors.DataError`, naming the array, the value and the mend.
 
         >>> x = [[0.0, 1.0]] * 10 + [[1.0, 0.0]] * 10
         >>> Federated.from_arrays(x, ["rest"] * 10 + ["walk"] * 10, ["anna", "bela"] * 10)

@@ -36,8 +36,8 @@ def load(
     are z-scored by the channels of each, tokens (whole numbers) and masks (bool) stay as they are.
 
     **Labels** may be any integers, or text: they become 0..C-1 in their order and keep their names. What stands for a
-    label that is not known (an empty text, NaN, -1 beside classes from 0 up) is refused. Clients too may
-    be numbers or text; without them all samples are one client's.
+    label that is not known (an empty text, NaN, -1 beside classes from 0 up) is refused. Clients too may be numbers or
+    text; without them all samples are one client's.
 
     **One pool.** Samples that are nobody's are dealt over ``clients``: evenly at random, or with ``alpha`` label by
     label in shares drawn from Dirichlet(alpha), .1 skewed and 100 nearly even, ten samples to each at least where there
