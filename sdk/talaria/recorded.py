@@ -1,11 +1,10 @@
 """The one form of a file of samples, for simulation, agents, ``talaria plan``, ``export`` and ``verify`` alike.
 
 ``x`` (N, ...) holds the samples and ``y`` (N,) their labels, whole numbers or text, or the targets of another task
-(:mod:`talaria.tasks`), numbers (N,) or (N, ...). ``client`` (N,), numbers or text,
-says whose each sample is, where there is more than one; ``split`` (N,) says 0 train, 1 validation, 2 test and 3
-unlabelled: inputs for BatchNorm alone, whose ``y`` nobody reads, so that it may be whatever its array can hold (-1, an
-empty text, NaN). The same parts may stand by themselves instead, as ``x_train``, ``y_train``, ``x_val``, ``y_val``,
-``x_test``, ``y_test`` and ``x_unlabelled``.
+(:mod:`talaria.tasks`), numbers (N,) or (N, K). ``client`` (N,), numbers or text, says whose each sample is, where there
+is more than one; ``split`` (N,) says 0 train, 1 validation, 2 test and 3 unlabelled: inputs for BatchNorm alone, whose
+``y`` nobody reads, so that it may be whatever its array can hold (-1, an empty text, NaN). The same parts may stand by
+themselves instead, as ``x_train``, ``y_train``, ``x_val``, ``y_val``, ``x_test``, ``y_test`` and ``x_unlabelled``.
 A model of several inputs takes ``x_NAME`` (N, ...) of each instead of ``x``: float32, whole numbers (tokens) or bool
 (masks), which :mod:`talaria.inputs` puts side by side.
 The file is a ``.npz``, or a folder of ``.npy`` files. Needs numpy alone.
@@ -241,10 +240,10 @@ def _joined(path: Path, found: tuple[str, ...], limit: int) -> Recorded:
                 f"data: {path}: x_{part} is {x.dtype}, x_train {first.dtype}; uint8 is taken for pixels and divided by "
                 "255, so write all parts alike"
             )
-        if y.shape[1:] != raw["y_train"].shape[1:]:
-            raise DataError(f"data: {path}: y_{part} is {y.shape}, y_train {raw['y_train'].shape}; give alike targets")
-        if (y.dtype.kind in "US") != (raw["y_train"].dtype.kind in "US"):
-            raise DataError(f"data: {path}: y_{part} is {y.dtype}, y_train {raw['y_train'].dtype}; label all alike")
+        if y.shape[1:] != labels.shape[1:]:
+            raise DataError(f"data: {path}: y_{part} is {y.shape}, y_train {labels.shape}; give alike targets")
+        if (y.dtype.kind in "US") != (labels.dtype.kind in "US"):
+            raise DataError(f"data: {path}: y_{part} is {y.dtype}, y_train {labels.dtype}; label all alike")
     sizes = [len(raw[f"y_{part}"]) for part in parts]
     return Recorded(
         np.concatenate([raw[f"x_{part}"] for part in parts]),

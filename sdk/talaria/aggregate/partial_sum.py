@@ -64,7 +64,7 @@ class PartialSum:
     def __post_init__(self) -> None:
         if not self.classes:
             raise ConfigError(f"partial sum of {self.client!r}: it has no class; give at least one update")
-        keys = [_key(one.mask) for one in self.classes]
+        keys = [masks.key_of(one.mask) for one in self.classes]
         if len(set(keys)) != len(keys):
             raise ConfigError(f"partial sum of {self.client!r}: two of its classes have one mask; add them up")
         for one in self.classes:
@@ -144,7 +144,8 @@ def partial_sum(shared: Tensors, updates: Iterable[Update], client: str) -> Part
             )
         fold.add(update, update.weight)
         most.add(update)
-        key, held = _key(update.mask), classes.get(_key(update.mask))
+        key = masks.key_of(update.mask)
+        held = classes.get(key)
         weight, clients = (0.0, 0) if held is None else (held.weight, held.clients)
         classes[key] = MaskClass(update.mask if key else None, weight + update.weight, clients + 1)
     if first is None:
@@ -181,7 +182,3 @@ def _union(every: list[ChannelMask | None]) -> ChannelMask | None:
     kept = {g: tuple(sorted(set().union(*(mask.kept[g] for mask in found)))) for g in layout.sizes}
     union = ChannelMask(layout, kept)
     return None if union.is_full else union
-
-
-def _key(mask: ChannelMask | None) -> str:
-    return "" if mask is None or mask.is_full else mask.digest

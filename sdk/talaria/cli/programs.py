@@ -8,6 +8,9 @@ from typing import Annotated
 
 import typer
 
+from talaria import durable
+from talaria.errors import ConfigError, so_that_it_can_be_written
+
 app = typer.Typer(
     help="Training steps as files: made where torch is, run with onnxruntime and numpy alone.",
     no_args_is_help=True,
@@ -38,8 +41,6 @@ def build(
 
     The step is compared with float64 and must err no more than twice as much as torch does in float32. Needs torch.
     """
-    from talaria import durable
-    from talaria.errors import ConfigError, so_that_it_can_be_written
     from talaria.model.spec import ModelSpec
     from talaria.programs.build import build as made
     from talaria.types import Recipe
@@ -49,11 +50,7 @@ def build(
     except ValueError:
         raise ConfigError(f"shape={shape[:80]!r} must be whole numbers with commas between, such as 6,100") from None
     recipe = Recipe(momentum=momentum, weight_decay=weight_decay, smoothing=smoothing)
-    data = made(ModelSpec(model, sizes, classes), trained, recipe)
-    try:
-        durable.write(out, data, mode=0o644)
-    except OSError as why:
-        raise ConfigError(f"cannot write {out}: {why.strerror}; {so_that_it_can_be_written(why)}") from None
+    _write(out, made(ModelSpec(model, sizes, classes), trained, recipe))
     _shown(out, as_json)
 
 
@@ -69,17 +66,12 @@ def kit(
     It holds the model's first weights, its channels and parts, and every program that the run's algorithm asks of a
     device. Needs torch.
     """
-    from talaria import durable
-    from talaria.errors import ConfigError, so_that_it_can_be_written
     from talaria.federated import kit as kits
     from talaria.federated.make_kit import kit_of
     from talaria.federated.run_file import run_in
 
     data = kits.encode(kit_of(run_in(fleet)))
-    try:
-        durable.write(out, data, mode=0o644)
-    except OSError as why:
-        raise ConfigError(f"cannot write {out}: {why.strerror}; {so_that_it_can_be_written(why)}") from None
+    _write(out, data)
     count = len(kits.decode(data).source.files)
     typer.echo(f"{out}: {len(data)} bytes, {count} programs and graphs")
 
@@ -95,6 +87,13 @@ def verify(
     """
     if not _shown(file, as_json):
         raise typer.Exit(1)
+
+
+def _write(out: Path, data: bytes) -> None:
+    try:
+        durable.write(out, data, mode=0o644)
+    except OSError as why:
+        raise ConfigError(f"cannot write {out}: {why.strerror}; {so_that_it_can_be_written(why)}") from None
 
 
 def _shown(file: Path, as_json: bool) -> bool:

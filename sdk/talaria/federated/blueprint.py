@@ -35,16 +35,26 @@ class Blueprint:
     first: Callable[[], Tensors] = field(repr=False)
 
 
-def encode(shared: Tensors, layout: ChannelLayout, split: Split) -> bytes:
-    """The file: ``shared`` as safetensors, with all else in its header."""
-    parts = asdict(split) | {"statistics": sorted(split.statistics), "counters": sorted(split.counters)}
-    about = {
-        "v": VERSION,
-        "names": list(shared),
+def told(layout: ChannelLayout, split: Split) -> dict[str, Any]:
+    """The channels and parts of a model as plain values, for a file."""
+    return {
         "sizes": dict(layout.sizes),
         "axes": {key: [[list(part) for part in axis] for axis in axes] for key, axes in layout.axes.items()},
-        "split": parts,
+        "split": asdict(split) | {"statistics": sorted(split.statistics), "counters": sorted(split.counters)},
     }
+
+
+def heard(about: Mapping[str, Any]) -> tuple[ChannelLayout, Split]:
+    """What :func:`told` tells; raises whatever values of another form do, such as TypeError."""
+    axes = {k: tuple(tuple((str(g), int(n)) for g, n in axis) for axis in v) for k, v in about["axes"].items()}
+    parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["split"].items()}
+    split = Split(**parts | {name: frozenset(parts[name]) for name in ("statistics", "counters")})
+    return ChannelLayout({str(g): int(n) for g, n in about["sizes"].items()}, axes), split
+
+
+def encode(shared: Tensors, layout: ChannelLayout, split: Split) -> bytes:
+    """The file: ``shared`` as safetensors, with all else in its header."""
+    about = {"v": VERSION, "names": list(shared), **told(layout, split)}
     return strict_safetensors.pack(shared, {_META: json.dumps(about, separators=(",", ":"))})
 
 
@@ -59,11 +69,7 @@ def decode(data: bytes) -> Blueprint:
         if about["v"] != VERSION:
             raise StateError(f"blueprint: version {about['v']}, this Talaria reads {VERSION}; make it again")
         schema = {name: TensorSpec(entries[name].shape, entries[name].dtype) for name in about["names"]}
-        axes = {k: tuple(tuple((g, n) for g, n in axis) for axis in v) for k, v in about["axes"].items()}
-        parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["split"].items()}
-        sets: dict[str, Any] = {name: frozenset(parts[name]) for name in ("statistics", "counters")}
-        split = Split(**parts | sets)
+        layout, split = heard(about)
     except (KeyError, TypeError, ValueError, AttributeError, WireError) as error:
         raise StateError(f"blueprint: damaged ({type(error).__name__}: {str(error)[:100]}); make it again") from None
-    layout = ChannelLayout(about["sizes"], axes)
     return Blueprint(schema, layout, split, lambda: only({k: one.array() for k, one in entries.items()}, schema))

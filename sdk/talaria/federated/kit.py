@@ -23,7 +23,7 @@ import numpy as np
 from talaria import valid
 from talaria.errors import ConfigError, DataError, StateError, TooLarge, WireError
 from talaria.federated import own_process
-from talaria.federated.blueprint import Blueprint
+from talaria.federated.blueprint import Blueprint, heard, told
 from talaria.federated.run import Run
 from talaria.foreign import parsed
 from talaria.inputs import parts_of
@@ -49,9 +49,10 @@ _META, _ABOUT, _STATE, _SCORE, _FILE, _BESIDE = "talaria-kit", "about", "state/"
 
 @dataclass(frozen=True)
 class Kit:
-    """``run`` is the run's identity, ``schema`` has the whole model's tensors and what an algorithm shares beside them,
-    in their order, ``shared`` the names among these that travel, ``state`` the first values of the others; ``scores``
-    say which channels of each group a plan keeps, highest first; ``source`` has the programs."""
+    """``run`` is the run's identity, in which its rounds are not: a run that goes on keeps its kit. ``schema`` has the
+    whole model's tensors and what an algorithm shares beside them, in their order, ``shared`` the names among these
+    that travel, ``state`` the first values of the others; ``scores`` say which channels of each group a plan keeps,
+    highest first; ``source`` has the programs."""
 
     run: str
     schema: Mapping[str, TensorSpec] = field(repr=False)
@@ -104,26 +105,18 @@ class Kit:
         """Raise :class:`~talaria.errors.ConfigError` where this is the kit of another run."""
         if not run.is_named(self.run):
             raise ConfigError(
-                f"kit: was made for another run ({self.run[:12]}, this one is {digest_of(run)[:12]}); make it "
+                f"kit: was made for another run ({self.run[:12]}, this one is {run.identity[:12]}); make it "
                 "anew from the coordinator's fleet.toml with `talaria programs kit`"
             )
 
 
-def digest_of(run: Run) -> str:
-    """The run's identity, in which its rounds are not: a run that goes on keeps its kit."""
-    return run.identity
-
-
 def encode(kit: Kit) -> bytes:
     """The file: equal kits, equal bytes."""
-    split = asdict(kit.split) | {"statistics": sorted(kit.split.statistics), "counters": sorted(kit.split.counters)}
     about = {
         "run": kit.run,
         "state": [[name, strict_safetensors.NAMES[s.dtype], list(s.shape)] for name, s in kit.schema.items()],
         "shared": list(kit.shared),
-        "sizes": dict(kit.layout.sizes),
-        "axes": {key: [[list(part) for part in axis] for axis in axes] for key, axes in kit.layout.axes.items()},
-        "split": split,
+        **told(kit.layout, kit.split),
         "layers": [asdict(layer) for layer in kit.layers],
         **_facts(kit.source),
     }
@@ -179,10 +172,7 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
         state = {name: held.pop(_STATE + name).array() for name in schema if _STATE + name in held}
         scores = {name.removeprefix(_SCORE): one.array() for name, one in held.items() if name.startswith(_SCORE)}
         others = {name: _decoded(one, limits) for name, one in beside.items()}
-        axes = {k: tuple(tuple((str(g), int(n)) for g, n in axis) for axis in v) for k, v in about["axes"].items()}
-        parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["split"].items()}
-        split = Split(**parts | {name: frozenset(parts[name]) for name in ("statistics", "counters")})
-        layout = ChannelLayout({str(g): int(n) for g, n in about["sizes"].items()}, axes)
+        layout, split = heard(about)
         source = _given(about, files, limits, others=others)
         layers = _layers(about["layers"], layout)
         kit = Kit(str(about["run"]), schema, tuple(about["shared"]), state, scores, layout, split, source, layers)

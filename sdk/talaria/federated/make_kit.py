@@ -72,7 +72,7 @@ def kit_of(run: Run) -> Kit:
     schema = schema_of(state | {name: value for name, value in shared.items() if name not in state})
     private = {name: value for name, value in state.items() if name not in shared}
     return Kit(
-        kits.digest_of(run), schema, tuple(shared), private, rounds.first_scores(run), rounds.layout_of(run.spec),
+        run.identity, schema, tuple(shared), private, rounds.first_scores(run), rounds.layout_of(run.spec),
         rounds.split_of(run), source, anatomy(run.spec).layers,
     )  # fmt: skip
 

@@ -21,7 +21,6 @@ from talaria.wire.codec import TensorSpec
 from talaria.wire.tensor_codecs import Codec
 
 _BYTES = {"raw": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0}
-_AGAIN = "plan again with `talaria plan` for this run's model"
 
 
 def read(path: Path) -> Plan:
@@ -95,7 +94,7 @@ def require_model(spec: ModelSpec, plan: Plan) -> None:
         odd = []
     if odd:
         said = "; ".join(f"{name} is {there}, the run's is {here}" for name, there, here in odd)
-        raise ConfigError(f"plan: its {said}; {_AGAIN}")
+        raise ConfigError(f"plan: its {said}; plan again with `talaria plan` for this run's model")
 
 
 def require_trained(shared: Mapping[str, TensorSpec], split: Split, plan: Plan) -> None:

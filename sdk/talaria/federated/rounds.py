@@ -440,10 +440,15 @@ def _enter(
     if private is None:
         _, private = algorithm_of(run).init(_received(task, compact), task.split)
         task = task.but(newcomer=True)
-    own = without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
+    own = own_of(private)
     if algorithms.GROUP.is_foreign(run.algorithm):  # whose code may write into what it is given, which is everybody's
         compact, own = ({name: value.copy() for name, value in state.items()} for state in (compact, own))
     return task, compact, own
+
+
+def own_of(private: Tensors) -> Tensors:
+    """What of a private state is the algorithm's own: no mask, no remainder of an update, no scale of targets."""
+    return without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
 
 
 def begun_private(run: Run, member: Member, shared: Tensors, kept: Tensors) -> Tensors:

@@ -18,7 +18,7 @@ from talaria.model import masks
 from talaria.model.importance import choose
 from talaria.model.masks import ChannelMask
 from talaria.planning.plan import Plan
-from talaria.tensors import Array, Tensors, prefixed, under, without
+from talaria.tensors import Array, Tensors, prefixed, under
 from talaria.wire import download, feedback
 
 _SAME = ("algorithm", "task", "asynchronous", "buffers")
@@ -91,8 +91,7 @@ def private_of(run: Run, member: Member, shared: Tensors, old: Tensors) -> Carri
     same = sizes == dict(rounds.layout_of(run.spec).sizes)
     kept = {name: value for name, value in old.items() if same and name.startswith(masks.PREFIX)}
     scale = {name: value for name, value in old.items() if name.startswith(targets.PREFIX)}
-    own = without(without(without(old, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
-    found = _fitted(rounds.begun_private(run, member, shared, kept), own)
+    found = _fitted(rounds.begun_private(run, member, shared, kept), rounds.own_of(old))
     return replace(found, tensors={**kept, **found.tensors, **scale})
 
 
@@ -105,7 +104,7 @@ def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> T
     old, new = mask_before(run, private), mask_now(run, member.plan, private)
     if old == new:
         return private
-    own = without(without(without(private, masks.PREFIX), feedback.PREFIX), targets.PREFIX)
+    own = rounds.own_of(private)
     kept = masks.as_tensors(new)
     dense = rounds.begun_private(run, member, shared, masks.as_tensors(new.layout.full()))
     moved = {

@@ -103,6 +103,11 @@ class ChannelMask:
         return all(set(k) <= set(other.kept[g]) for g, k in self.kept.items())
 
 
+def key_of(mask: ChannelMask | None) -> str:
+    """What equal masks have alike: their digest; empty for all channels."""
+    return "" if mask is None or mask.is_full else mask.digest
+
+
 PREFIX = "mask/"
 """Where a device keeps its present mask among its private tensors."""
 

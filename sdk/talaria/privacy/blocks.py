@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from talaria.model.masks import ChannelMask
+from talaria.model.masks import ChannelMask, key_of
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.neighbours import bitsets, smallest_part
 from talaria.privacy.terms import Terms
@@ -77,7 +77,7 @@ def blocks(
     """What the devices ``masks`` (by name) hold, where ``edges`` are each one's neighbours."""
     members = tuple(sorted(masks))
     distinct = {id(one): one for one in masks.values()}  # devices of a class share one
-    of_mask = {at: _key(one) for at, one in distinct.items()}
+    of_mask = {at: key_of(one) for at, one in distinct.items()}
     keys = [of_mask[id(masks[name])] for name in members]
     order = sorted(set(keys))
     by_key = dict(zip(keys, members, strict=True))
@@ -106,7 +106,3 @@ def _tiers(terms: Terms, size: Array, members: int) -> Array:
     steps = members - terms.needed + 1
     tier = (members - size) * min(terms.tiers, steps) // max(1, steps)
     return np.asarray(np.where(size < terms.needed, -1, tier)).astype(np.int8)
-
-
-def _key(mask: ChannelMask | None) -> str:
-    return "" if mask is None or mask.is_full else mask.digest

@@ -31,6 +31,10 @@ class PerStep:
     fewest: ClassVar[int] = 2
     answer: ClassVar[tuple[str, ...]] = ("N", "steps", "classes")
 
+    balance: bool = False
+    steps: Classification = field(default=Classification(), init=False, repr=False, compare=False)
+    """What is learned of the steps that are labelled."""
+
     def require(self, where: str, y: Array, outputs: int) -> None:
         """See :class:`~talaria.tasks.base.Goal`."""
         if y.dtype != np.int64 or y.ndim != 2:
@@ -40,10 +44,6 @@ class PerStep:
                 f"{where} labels span {int(y.min())}..{int(y.max())}, need 0..{outputs - 1}, or -1 for padding; "
                 "map them first"
             )
-
-    balance: bool = False
-    steps: Classification = field(default=Classification(), init=False, repr=False, compare=False)
-    """What is learned of the steps that are labelled."""
 
     def fitted(self, y: Array) -> PerStep:
         """See :class:`~talaria.tasks.base.Goal`."""
@@ -76,12 +76,7 @@ class PerStep:
         """The share of labelled steps that are right, and the mean over the labels that occur of the share found."""
         _require_steps(out, y)
         known = y != PADDING
-        logits, labels = out[known], y[known]
-        if not len(labels):
-            return 0.0, 0.0
-        right = (logits.argmax(1) == labels) & ~np.isnan(logits).any(1)
-        recalls = [float(right[labels == label].mean()) for label in sorted(set(labels.tolist()))]
-        return float(right.mean()), math.fsum(recalls) / len(recalls)
+        return self.steps.measured(out[known], y[known]) if known.any() else (0.0, 0.0)
 
     def decided(self, out: Array) -> Array | None:
         """The likeliest class of each step."""

@@ -12,12 +12,12 @@ from talaria.aggregate.arithmetic import cast
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.robust.stacked_updates import Gathered, RowRule, Rows, gather, settle
 from talaria.aggregate.validation import check_count
-from talaria.aggregate.wrappers import chain
+from talaria.aggregate.wrappers import INNER, chain
 from talaria.errors import ConfigError
 from talaria.tensors import Array, Tensors
 from talaria.types import Update
 
-KEY, ROUND, INNER = "bucket/key", "bucket/round", "inner/"
+KEY, ROUND = "bucket/key", "bucket/round"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -331,11 +331,10 @@ class CoordinatorMachine:
 
     def _answers(self, device: str) -> bool:
         """Whether what comes on the topics of ``device`` is its own doing."""
-        return (
-            self.enrolled
-            and self.apart
-            and (self.keys(device) if callable(self.keys) else self.keys.get(device)) is not None
-        )
+        return self.enrolled and self.apart and self._key_of(device) is not None
+
+    def _key_of(self, device: str) -> bytes | None:
+        return self.keys(device) if callable(self.keys) else self.keys.get(device)
 
     def _release(self, t: Turn, device: str) -> None:
         peer = t.peer(device)
@@ -345,7 +344,7 @@ class CoordinatorMachine:
 
     def _authentic(self, device: str, frame: Frame) -> bytes | None:
         """The key that signed the frame, where the device has one."""
-        key = self.keys(device) if callable(self.keys) else self.keys.get(device)
+        key = self._key_of(device)
         if key is None and self.enrolled:
             raise IgnoredError(f"device {device!r} is not enrolled; give it a key first")
         if key is not None and not signed_by(frame, key):

@@ -22,6 +22,7 @@ LEFT = "left by its owner"
 
 
 def lifecycle(t: Turn, device: str, peer: Peer, boot: int, message: m.DeviceBirth) -> None:
+    """A device's birth or last will came, which may be an old one."""
     before = peer.births[-1][1] if peer.births else message.process
     # Two with one name who are both told where to count on from, come to the same boots.
     if message.online and (boot != peer.boot or message.process != before):
