@@ -115,13 +115,13 @@ class Distilled:
         import torch
 
         from talaria.model.cloning import clone
-        from talaria.model.state import array_of
+        from talaria.model.state import array_of, beside
 
         learn, judge = self._divided()
         module = clone(self.model).eval()
-        inputs, labels = _beside(module, learn.x), _beside(module, learn.y)
+        inputs, labels = beside(module, learn.x), beside(module, learn.y)
         _loaded(module, mean, inputs)
-        wise = [{k: _beside(module, v) for k, v in teacher.items()} for teacher in teachers]
+        wise = [{k: beside(module, v) for k, v in teacher.items()} for teacher in teachers]
         trained = {k: p for k, p in module.named_parameters() if k in mean}
         module.requires_grad_(False)
         for parameter in trained.values():
@@ -164,7 +164,7 @@ class Distilled:
     def _teacher(self, shared: Tensors, update: Update) -> Tensors:
         """The client's whole model as dense tensors; a pruned one as its masked twin, exactly as it computes."""
         from talaria.model.cloning import clone
-        from talaria.model.state import load, state_of
+        from talaria.model.state import beside, load, state_of
 
         learn, _ = self._divided()
         module, mask = clone(self.model).eval(), update.mask
@@ -176,7 +176,7 @@ class Distilled:
         state = state_of(module)
         state |= {k: v.astype(state[k].dtype) for k, v in {**shared, **dense}.items() if k in state}
         load(module, state if mask is None else masks.apply_dense(state, mask))
-        _estimated(module, shared, _beside(module, learn.x))
+        _estimated(module, shared, beside(module, learn.x))
         state = state_of(module)
         return state if mask is None else masks.apply_dense(state, mask)
 
@@ -199,20 +199,14 @@ def taught(module: Module, teachers: Sequence[Mapping[str, Tensor]], x: Tensor) 
         return total / len(teachers)
 
 
-def _beside(module: Module, array: Array) -> Tensor:
-    """``array`` on the device of ``module``."""
-    from talaria.model.state import tensor_of
-
-    return tensor_of(array).to(next(module.parameters()).device)
-
-
 def _classes(model: Module, x: Array) -> int:
     import torch
 
     from talaria.model.cloning import clone
+    from talaria.model.state import beside
 
     with torch.no_grad():
-        return int(clone(model).eval()(_beside(model, x)).shape[1])
+        return int(clone(model).eval()(beside(model, x)).shape[1])
 
 
 def _loaded(module: Module, mean: Tensors, x: Tensor) -> None:
@@ -255,7 +249,9 @@ def _estimated(module: Module, shared: Tensors, x: Tensor, batch: int = 512) -> 
 def _accuracy(module: Module, samples: Samples, batch: int = 512) -> float:
     import torch
 
-    inputs, labels = _beside(module, samples.x), _beside(module, samples.y)
+    from talaria.model.state import beside
+
+    inputs, labels = beside(module, samples.x), beside(module, samples.y)
     right = 0
     with torch.no_grad():
         for x, y in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):

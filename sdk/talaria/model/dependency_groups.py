@@ -388,8 +388,7 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
 
 
 def _beside(layers: list[str]) -> str:
-    """What channels stand in one dimension with: those of ``layers``, which stay; "" is what no group
-    is known of."""
+    """What channels stand in one dimension with: those of ``layers``, which stay; "" is what no group is known of."""
     if not layers:
         return "channels in an order that no mask describes"
     if layers[0]:

@@ -24,18 +24,13 @@ def merge(model: Module) -> Module:
         if not isinstance(layer, ADAPTED):
             continue
         base = layer.base
-        if isinstance(layer, Inside):
-            with torch.no_grad():
+        with torch.no_grad():
+            if isinstance(layer, Inside):
                 for factors, key in matrices(base).items():
                     _add(base.get_parameter(key), layer.adapter.get_submodule(factors))
-            if not name:
-                return base
-            out.set_submodule(name, base)
-            continue
-        if not isinstance(base, (Conv1d, Conv2d, Linear)):
-            raise ModelError(f"adapters: {name!r} sits on a {type(base).__name__}, which cannot take it up")
-        with torch.no_grad():
-            if isinstance(layer, Parallel):
+            elif not isinstance(base, (Conv1d, Conv2d, Linear)):
+                raise ModelError(f"adapters: {name!r} sits on a {type(base).__name__}, which cannot take it up")
+            elif isinstance(layer, Parallel):
                 _add(base.weight, layer.adapter)
             else:
                 _multiply(name, base, layer.adapter)

@@ -154,9 +154,8 @@ def _flat(output: object) -> Tensor:
 
 def _shaken(model: Module, example: Tensor) -> tuple[Module, Tensor]:
     """A float64 copy whose weights hide nothing, or a float32 one where the model insists on its own dtype."""
-    if example.is_floating_point() and bool(
-        (example == example.flatten()[0]).all()
-    ):  # a blank example would hide every difference
+    if example.is_floating_point() and bool((example == example.flatten()[0]).all()):
+        # a blank example would hide every difference
         example = tokens.example(model, tuple(example.shape[1:]), len(example))
     for dtype in (torch.float64, torch.float32):
         twin = clone(model).to(dtype).eval()

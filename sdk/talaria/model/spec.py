@@ -82,9 +82,8 @@ class AdapterSpec:
 @dataclass(frozen=True)
 class ModelSpec:
     """``name`` of a zoo model, of an entry point in ``talaria.models``, or ``module:factory``, which is called as the
-    zoo's are: ``factory(input_shape, classes, **options)``.
-    ``input_shape`` without the batch, ``classes`` (of another task than classification, its outputs), optional
-    ``adapters``.
+    zoo's are: ``factory(input_shape, classes, **options)``. ``input_shape`` is without the batch; ``classes`` are the
+    outputs of another task than classification.
 
     ``seed`` decides the initial weights, so that all devices of a run start from the same ones;
     ``pretrained`` takes published weights where the zoo has them (the new head still follows ``seed``).

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 Part = Literal["body", "adapters", "head"]
-
-
 Buffers = Literal["local", "aggregate"]
 
 
