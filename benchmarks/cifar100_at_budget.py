@@ -261,7 +261,7 @@ def _planned(out: Path, ratio: float, scores: Tensors) -> Plan:
 def _ratios(out: Path, widths: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
     """Latency at each of ``widths`` to that of the dense network: the median of five measurements, each with all of
     them loaded anew side by side, because where they lie in memory moves them by some percent."""
-    page, bare = out / "dense.onnx", latency_model.plain(SPEC)
+    page, bare = out / "dense.onnx", zoo.plain(SPEC)
     if not page.exists():
         page.write_bytes(exporter()(latency_model.lively(zoo.build(bare)), zoo.example(bare, 2)))
     resizer = Resizer(page.read_bytes(), anatomy(bare))

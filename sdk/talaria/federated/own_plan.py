@@ -29,7 +29,7 @@ from talaria.model.widths import first_of, whole
 from talaria.planning import cpu_timer, width_schedule
 from talaria.planning.anatomy import Anatomy, Widths, deployed_values, sent_bytes
 from talaria.planning.budget import Budget
-from talaria.planning.cost import Cost
+from talaria.planning.cost import Cost, predicted
 from talaria.planning.plan import Plan
 from talaria.programs import onnx_file
 from talaria.programs.session import Session, runtime
@@ -182,16 +182,9 @@ class _Figures:
     bundle_fp32_mb: float
     spare: float
 
-    def broken(self, budget: Budget) -> dict[str, float]:
-        limits = budget.limits()
-        return {name: v for name, v in self.values.items() if name in limits and v > limits[name] * (1 + 1e-9)}
-
     def told(self, *, halved: bool) -> dict[str, float]:
-        """As a plan tells them: predictions without what is kept in hand."""
-        told = self.values | ({} if halved else {"bundle_mb": self.bundle_fp32_mb})
-        for name in {"latency_ms", "latency_ratio"} & set(told):
-            told[name] /= 1 + self.spare
-        return {name: float(f"{value:.4g}") for name, value in told.items()}
+        """As a plan tells them."""
+        return predicted(self.values | ({} if halved else {"bundle_mb": self.bundle_fp32_mb}), self.spare)
 
 
 @dataclass(frozen=True)
@@ -229,15 +222,14 @@ class _Search:
         return measure(look.graph, given, look.limits).memory_bytes
 
     def keeps(self, widths: Widths, *, codec: str) -> bool:
-        return not self.figures(widths, codec).broken(self.budget)
+        return not self.budget.broken(self.figures(widths, codec).values)
 
     def first(self, cuts: list[dict[str, int]], codec: str) -> int | None:
         """Index of the widest cut that keeps the budget."""
         return next((at for at, widths in enumerate(cuts) if self.keeps(widths, codec=codec)), None)
 
     def reasons(self, widths: Widths, codec: str, *, cut: bool, halved: bool) -> dict[str, str]:
-        limits = ", ".join(f"{name}={value:g}" for name, value in self.budget.limits().items()) or "no limits"
-        why = "all channels are kept: the unpruned model keeps the budget"
+        why = width_schedule.UNCUT
         if cut:
             share = sum(widths.values()) / max(1, sum(self.parts.layout.sizes.values()))
             why = f"{share:.0%} of the channels are kept, in blocks of {BLOCK}"
@@ -245,7 +237,7 @@ class _Search:
                 why += f"; latency is predicted from {self.cost.probes} widths measured here, with "
                 why += self.cost.why_margin
         return {
-            "budget": limits,
+            "budget": self.budget.words,
             "widths": why,
             "trained": "what trains is the run's",
             "codec": "the run's own fits" if codec == "raw" else f"{codec}, so that the upload fits",
@@ -253,13 +245,12 @@ class _Search:
         }
 
     def refusal(self, smallest: Widths, codec: str) -> BudgetError:
-        broken = self.figures(smallest, codec).broken(self.budget)
-        limits, nearest = self.budget.limits(), {name: float(f"{v * 1.005:.3g}") for name, v in broken.items()}
+        broken = self.budget.broken(self.figures(smallest, codec).values)
+        nearest = {name: float(f"{v * 1.005:.3g}") for name, v in broken.items()}
         if nearest.get("latency_ratio", 0) > 1:
             nearest["latency_ratio"] = 1.0
-        said = "; ".join(f"{n}={limits[n]:g} is impossible, nearest possible {n}={v:g}" for n, v in nearest.items())
         return BudgetError(
-            f"budget: {said} ({self.run.spec.name} with one block of {BLOCK} channels in every group that its programs "
-            "narrow); allow that in [budget] of device.toml, or leave it out",
+            f"budget: {self.budget.refused(nearest)} ({self.run.spec.name} with one block of {BLOCK} channels in every "
+            "group that its programs narrow); allow that in [budget] of device.toml, or leave it out",
             replace(self.budget, **nearest),
         )

@@ -109,7 +109,7 @@ def split(spec: ModelSpec, model: Module, buffers: Buffers = "local") -> Split:
     model of another package does not answer as a model must."""
     last = head(spec)
     if GROUP.is_foreign(spec.name):
-        _require_answers(_bare(spec))
+        _require_answers(plain(spec))
     return split_model(model, head=last, buffers=buffers)
 
 
@@ -117,11 +117,11 @@ def head(spec: ModelSpec) -> str:
     """The dotted prefix of the model's head: what ``spec`` names, else the zoo's, else of a foreign model the module
     ``head``, its last Linear layer, or the one that answers last, or where none is Linear the last convolution with as
     many channels as classes. Raises :class:`~talaria.errors.ModelError` where there is none."""
-    return spec.head or _entry(spec.name).head or _found(_bare(spec))
+    return spec.head or _entry(spec.name).head or _found(plain(spec))
 
 
-def _bare(spec: ModelSpec) -> ModelSpec:
-    """The same network without adapters, in any weights."""
+def plain(spec: ModelSpec) -> ModelSpec:
+    """The family that a spec is of: without adapters, which merge away, and in any weights."""
     return replace(spec, adapters=None, seed=0, pretrained=False)
 
 
@@ -154,7 +154,7 @@ def _found(spec: ModelSpec) -> str:
 def require_form(spec: ModelSpec, form: Sequence[str], task: str) -> None:
     """Raise :class:`~talaria.errors.ModelError` unless what the model gives has the dimensions of ``form``, which
     ``task`` takes."""
-    _require_form(_bare(spec), tuple(form), task)
+    _require_form(plain(spec), tuple(form), task)
 
 
 @lru_cache(maxsize=64)
@@ -207,7 +207,7 @@ def _made(spec: ModelSpec, entry: _Entry) -> Module:
     model = _raw(spec, entry)
     if not GROUP.is_foreign(spec.name):
         return model
-    return _in_ways(model, _ways(replace(_bare(spec), head=None)))
+    return _in_ways(model, _ways(replace(plain(spec), head=None)))
 
 
 def _in_ways(module: Module, ways: tuple[tuple[str, ...], Calls]) -> Module:

@@ -69,6 +69,25 @@ class Budget:
         """The limits that are set, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
 
+    def broken(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The limits that ``figures``, by the same names, do not keep, with the value that would be; of what has no
+        figure nothing is known."""
+        known = {name: limit for name, limit in self.limits().items() if name in figures}
+        return {name: figures[name] for name, limit in known.items() if figures[name] > limit * (1 + 1e-9)}
+
+    @property
+    def words(self) -> str:
+        """The limits as a plan's reasons tell them."""
+        return ", ".join(f"{name}={value:g}" for name, value in self.limits().items()) or "no limits"
+
+    def refused(self, nearest: Mapping[str, float]) -> str:
+        """That limits cannot be kept, each with the ``nearest`` that can."""
+        told = (
+            f"{name}={self.limits()[name]:g} is impossible, nearest possible {name}={need:g}"
+            for name, need in nearest.items()
+        )
+        return "; ".join(told)
+
     def to_json(self) -> dict[str, float]:
         """Plain JSON values; :meth:`from_json` is the inverse."""
         return self.limits()

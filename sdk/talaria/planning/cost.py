@@ -131,6 +131,13 @@ class Cost:
             raise ConfigError(f"cost: not a measured cost ({error}); measure this family again") from None
 
 
+def predicted(figures: Mapping[str, float], spare: float) -> dict[str, float]:
+    """``figures`` by their names in a budget as a plan tells them, to four digits: latencies without ``spare``, the
+    share of them that is kept in hand."""
+    apart = dict.fromkeys(("latency_ms", "latency_ratio"), 1 + spare)
+    return {name: float(f"{value / apart.get(name, 1):.4g}") for name, value in figures.items()}
+
+
 def milliseconds(took: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Milliseconds of each file, from the seconds that it ``took`` in each round.
 

@@ -16,7 +16,7 @@ from talaria.model.widths import first_of
 from talaria.planning import memory
 from talaria.planning.anatomy import Anatomy, Widths, deployed_values, sent_bytes
 from talaria.planning.budget import Budget
-from talaria.planning.latency_model import Cost, plain
+from talaria.planning.cost import Cost, predicted
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.profile import Profile
 
@@ -47,19 +47,12 @@ class Figures:
     steps: int | None
     spare: float = 0.0
 
-    def broken(self, budget: Budget) -> dict[str, float]:
-        """The limits that are not kept, with the value that would be."""
-        limits = {k: v for k, v in budget.limits().items() if k != "accuracy_drop"}
-        return {k: self.values[k] for k, limit in limits.items() if self.values[k] > limit * (1 + 1e-9)}
-
     def reported(self, precision: str) -> dict[str, float]:
-        """The figures as a plan tells them, rounded to four digits."""
+        """The figures as a plan tells them."""
         told = {k: v for k, v in self.values.items() if k != "bundle_fp32_mb"}
         if precision == "fp32":
             told["bundle_mb"] = self.values["bundle_fp32_mb"]
-        for name in {"latency_ms", "latency_ratio"} & set(told):
-            told[name] /= 1 + self.spare
-        return {k: float(f"{v:.4g}") for k, v in told.items()}
+        return predicted(told, self.spare)
 
 
 def figures(choice: Choice, widths: Widths, budget: Budget, profile: Profile, cost: Cost | None) -> Figures:
@@ -67,7 +60,7 @@ def figures(choice: Choice, widths: Widths, budget: Budget, profile: Profile, co
 
     Memory is worked out only where the budget limits it: it takes a run of the model without values.
     """
-    bare = anatomy(plain(choice.spec))
+    bare = anatomy(zoo.plain(choice.spec))
     full = anatomy(choice.spec)
     found: dict[str, float] = {}
     spare = 0.0
@@ -91,7 +84,7 @@ def figures(choice: Choice, widths: Widths, budget: Budget, profile: Profile, co
     if profile.watts is not None:
         found["energy_j"] = found["train_s"] * profile.watts
     if budget.run_memory_mb is not None:
-        found["run_memory_mb"] = _running(plain(choice.spec), tuple(sorted(widths.items()))) / 1e6
+        found["run_memory_mb"] = _running(zoo.plain(choice.spec), tuple(sorted(widths.items()))) / 1e6
     if budget.train_memory_mb is not None:
         slice_ = math.ceil(choice.batch / choice.slices)
         found["train_memory_mb"] = _training(choice.spec, tuple(sorted(own.items())), choice.parts, slice_) / 1e6

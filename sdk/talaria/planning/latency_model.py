@@ -1,14 +1,13 @@
 """Latency of a pruned model on this device: fitted on a few whole-model probes, because a sum of layers misses.
 
 Probes are the exported model at a handful of widths, timed side by side. Their CPU time is explained by what the
-layers compute and move (:data:`~talaria.planning.layer_stats.FEATURES`), with coefficients that cannot be negative.
+layers compute and move (:data:`~talaria.planning.anatomy.FEATURES`), with coefficients that cannot be negative.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from statistics import mean
 
@@ -42,7 +41,6 @@ __all__ = [
     "lively",
     "measure",
     "milliseconds",
-    "plain",
     "randomly",
     "samples",
     "side_by_side",
@@ -62,11 +60,6 @@ SESSIONS = 2
 """Times that each probe is loaded: where its buffers happen to lie in memory moves its speed by some percent."""
 
 
-def plain(spec: ModelSpec) -> ModelSpec:
-    """The family whose latency a spec shares: adapters merge away, and neither seed nor weights matter."""
-    return replace(spec, adapters=None, seed=0, pretrained=False)
-
-
 def measure(spec: ModelSpec, block: int = 8, *, export: Exporter | None = None, probes: int = PROBES) -> Cost:
     """The cost of a model's family, measured here and now: one export, then ``probes`` models side by side.
 
@@ -75,7 +68,7 @@ def measure(spec: ModelSpec, block: int = 8, *, export: Exporter | None = None, 
 
     Raises :class:`~talaria.errors.ConfigError` where no exporter or no ONNX Runtime is installed.
     """
-    family = plain(spec)
+    family = zoo.plain(spec)
     parts = anatomy(family)
     model, write = lively(zoo.build(family)), export or exporter()
     file = write(model, zoo.example(family, 2))

@@ -18,9 +18,7 @@ from talaria.model.masks import Axis, ChannelLayout
 from talaria.model.recurrent import GATES
 from talaria.model.spec import ModelSpec
 from talaria.model.split import Split
-from talaria.planning.anatomy import FEATURES, Anatomy, Layer, Widths
-
-__all__ = ["FEATURES", "Anatomy", "Layer", "Widths", "anatomy", "describe"]
+from talaria.planning.anatomy import Anatomy, Layer
 
 
 @lru_cache(maxsize=32)

@@ -18,7 +18,7 @@ from talaria.model.spec import ModelSpec
 from talaria.planning import latency_model, planner
 from talaria.planning import profile as profiles
 from talaria.planning.budget import Budget
-from talaria.planning.latency_model import Cost
+from talaria.planning.cost import Cost
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.onnx_runtime import Exporter
 from talaria.planning.plan import Plan
@@ -67,7 +67,7 @@ def weighed(
         return made
     whole = planner.adapted(spec, made)
     found = worth(model, zoo.layout(whole), batches)
-    names = anatomy(latency_model.plain(spec)).renamed(anatomy(whole))
+    names = anatomy(zoo.plain(spec)).renamed(anatomy(whole))
     device = profile or profiles.cached()
     measured = costed(spec, device) if budget.limits_latency else None
     limits = replace(budget, accuracy_drop=made.accuracy_drop)
@@ -84,9 +84,9 @@ def costed(
     folder: Path | None = None,
 ) -> Cost:
     """The measured latency model of the family of ``spec`` on this machine, from the cache or measured now."""
-    family = json.dumps(latency_model.plain(spec).to_json(), sort_keys=True)
+    family = json.dumps(zoo.plain(spec).to_json(), sort_keys=True)
     if zoo.GROUP.is_foreign(spec.name):  # its code may have changed since it was measured
-        parts = anatomy(latency_model.plain(spec))
+        parts = anatomy(zoo.plain(spec))
         family += repr((sorted(parts.shapes.items()), parts.layers))
     name = hashlib.sha256(f"{VERSION} {family} {device.machine} {device.block}".encode()).hexdigest()[:16]
     path = (folder or profiles.cache_folder()) / f"cost-{spec.name}-{name}.json"

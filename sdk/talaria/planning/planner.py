@@ -17,8 +17,8 @@ from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.split import Part
 from talaria.planning import width_schedule
 from talaria.planning.budget import Budget
+from talaria.planning.cost import Cost
 from talaria.planning.estimates import SLICES, Choice, Figures, figures
-from talaria.planning.latency_model import Cost, plain
 from talaria.planning.layer_stats import anatomy
 from talaria.planning.plan import Plan
 from talaria.planning.profile import Profile
@@ -112,7 +112,7 @@ def _adapters(spec: ModelSpec, kind: str, rank: int | None) -> AdapterSpec:
 @lru_cache(maxsize=64)
 def _adaptable(spec: ModelSpec) -> bool:
     """Whether the model has a layer beside its head that low-rank adapters can sit on."""
-    bare = replace(plain(spec), adapters=AdapterSpec("lowrank", RANKS[0]))
+    bare = replace(zoo.plain(spec), adapters=AdapterSpec("lowrank", RANKS[0]))
     try:
         zoo.build(bare)
     except ModelError:
@@ -124,7 +124,7 @@ def _adaptable(spec: ModelSpec) -> bool:
 def compact(spec: ModelSpec, rank: int) -> AdapterSpec:
     """Low-rank adapters on the layers that are tuned by default, and the largest head with which they are at most
     :data:`TRAINED_SHARE` of the model's parameters (the smallest one where none is)."""
-    bare = replace(plain(spec), seed=0)
+    bare = zoo.plain(spec)
     whole = sum(p.numel() for p in zoo.build(bare).parameters())
     made = AdapterSpec("lowrank", rank, where=zoo.tuned(spec.name))
     for head in (None, *HEADS):
@@ -148,7 +148,7 @@ class _Search:
         worth: Mapping[str, Array] | None,
     ) -> None:
         self.spec, self.budget, self.profile, self.cost, self.batch = spec, budget, profile, cost, batch
-        self.parts = anatomy(plain(spec))
+        self.parts = anatomy(zoo.plain(spec))
         self.weighed = worth is not None
         self.steps = (
             width_schedule.evenly(self.parts, profile.block)
@@ -199,22 +199,25 @@ class _Search:
         """Whether what is deployed keeps its budget with all channels."""
         found = self.figures(self.steps[0], self._ways(("head",), self.spec.adapters, "")[-1])
         deployed = ("latency_ms", "latency_ratio", "run_memory_mb", "bundle_mb")
-        return not set(found.broken(self.budget)) & set(deployed)
+        return not set(self.budget.broken(found.values)) & set(deployed)
 
     def figures(self, widths: Widths, way: _Way) -> Figures:
         choice = Choice(replace(self.spec, adapters=way.adapters), way.parts, way.codec, self.batch, way.slices)
         return figures(choice, widths, self.budget, self.profile, self.cost)
 
+    def _broken(self, widths: Widths, way: _Way) -> dict[str, float]:
+        return self.budget.broken(self.figures(widths, way).values)
+
     def largest(self, way: _Way) -> int | None:
         """Index of the first even cut that keeps the budget this way, or None."""
         low, high = 0, len(self.steps) - 1
-        if not self.figures(self.steps[low], way).broken(self.budget):
+        if not self._broken(self.steps[low], way):
             return low  # asked first: only cut models must keep a margin, so a small cut may not fit where no cut does
-        if self.figures(self.steps[high], way).broken(self.budget):
+        if self._broken(self.steps[high], way):
             return None
         while low < high:
             middle = (low + high) // 2
-            if self.figures(self.steps[middle], way).broken(self.budget):
+            if self._broken(self.steps[middle], way):
                 low = middle + 1
             else:
                 high = middle
@@ -222,19 +225,18 @@ class _Search:
 
     def finished(self, at: int, way: _Way) -> Plan:
         def keeps(widths: Widths) -> bool:
-            return not self.figures(widths, way).broken(self.budget)
+            return not self._broken(widths, way)
 
         layout, block = self.parts.layout, self.profile.block
         # By worth, the last block that was given up is all that the budget could not hold.
         chosen = self.steps[at] if at == 0 or self.weighed else bought_back(self.steps[at], layout, block, keeps)
         found = self.figures(chosen, way)
         halved = self.budget.bundle_mb is not None and found.values["bundle_fp32_mb"] > self.budget.bundle_mb
-        limits = ", ".join(f"{k}={v:g}" for k, v in self.budget.limits().items()) or "no limits"
         kept = sum(chosen.values()) / max(1, sum(self.parts.layout.sizes.values()))
         names = self.parts.renamed(anatomy(replace(self.spec, adapters=way.adapters)))
         cut = {names[g]: w for g, w in chosen.items() if w < self.parts.layout.sizes[g]}
         reasons = {
-            "budget": limits,
+            "budget": self.budget.words,
             "widths": self._why_widths(kept, at),
             "trained": way.why,
             "codec": way.wire,
@@ -242,7 +244,7 @@ class _Search:
             "batch": f"{self.batch} samples a step"
             + (f" in {way.slices} slices, so that train_memory_mb is kept" if way.slices > 1 else ""),
         }
-        whole = zoo.left_whole(plain(self.spec))
+        whole = zoo.left_whole(zoo.plain(self.spec))
         if whole:
             reasons["whole"] = whole
         if found.steps is not None:
@@ -264,7 +266,7 @@ class _Search:
     def _why_widths(self, kept: float, at: int) -> str:
         block = self.profile.block
         if at == 0:
-            return "all channels are kept: the unpruned model keeps the budget"
+            return width_schedule.UNCUT
         why = f"{kept:.0%} of the channels are kept, in blocks of {block}, which this device computes fast"
         if self.weighed:
             why += "; those go that are worth least to the loss for the time they save"
@@ -274,7 +276,7 @@ class _Search:
 
     def _smallest(self) -> str:
         """What the smallest model that can be cut from this one is, in words."""
-        groups, whole = self.parts.layout.sizes, zoo.left_whole(plain(self.spec))
+        groups, whole = self.parts.layout.sizes, zoo.left_whole(zoo.plain(self.spec))
         if not groups:
             return f"nothing of {self.spec.name} can be pruned: {whole or 'it has no channels to take out'}"
         own = f"{self.spec.name} with one block of {self.profile.block} channels in every group"
@@ -283,15 +285,11 @@ class _Search:
     def refusal(self) -> BudgetError:
         """What is missing, and the nearest budget that can be kept."""
         smallest = self.steps[-1]
-        leanest = [self.figures(smallest, group[-1]) for group in self.groups()]
-        found = min(leanest, key=lambda f: (len(f.broken(self.budget)), sum(f.broken(self.budget).values())))
-        broken = found.broken(self.budget)
+        every = (self._broken(smallest, group[-1]) for group in self.groups())
+        broken = min(every, key=lambda limits: (len(limits), sum(limits.values())))
         mended = {name: _rounded_up(need) for name, need in broken.items() if name != "latency_ratio" or need <= 1}
         nearest = replace(self.budget, **{name: mended.get(name) for name in broken})
-        said = "; ".join(
-            f"{name}={self.budget.limits()[name]:g} is impossible, nearest possible {name}={need:g}"
-            for name, need in ((n, mended.get(n, 1.0)) for n in broken)
-        )
+        said = self.budget.refused({name: mended.get(name, 1.0) for name in broken})
         return BudgetError(
             f"budget: {said} ({self._smallest()}); ask for that, or choose a smaller model",
             nearest,

@@ -14,6 +14,8 @@ from talaria.planning.anatomy import Anatomy
 from talaria.tensors import Array
 
 Widths = dict[str, int]
+UNCUT = "all channels are kept: the unpruned model keeps the budget"
+"""Why a plan gives up none."""
 
 
 def evenly(parts: Anatomy, block: int) -> list[Widths]:

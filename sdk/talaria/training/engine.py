@@ -114,9 +114,9 @@ def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Ten
 def never_trained(task: Task, state: Tensors) -> bool:
     """True where private BatchNorm statistics have not seen a single batch."""
     split = task.split
-    batches = [
+    batches = (
         key for key in split.counters if key.endswith("num_batches_tracked")
-    ]  # others are a network's own tables
+    )  # others are a network's own tables
     return split.buffers == "local" and any(int(state[key]) == 0 for key in batches)
 
 

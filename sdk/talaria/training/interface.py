@@ -89,8 +89,8 @@ class Walk(Protocol):
         """The gradient of the batch's loss, that of the task, at ``at`` (default: the walk's own weights).
 
         BatchNorm that is trained normalizes by the batch; with ``keep`` its statistics move as in training, else they
-        stand still.
-        ``draws`` is what dropout draws from (default: the walk's own). Weights without influence may be left out.
+        stand still. ``draws`` is what dropout draws from (default: the walk's own). Weights without influence may be
+        left out.
         """
         ...
 

@@ -4,7 +4,7 @@ A module is in train mode only where one of its own tensors is being trained; ev
 ``requires_grad=False``, out of the optimizer, and in eval mode (so that BatchNorm below stands still).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -155,6 +155,11 @@ def gradient(
     module.zero_grad()
     with LayerDraws(task, purpose), lone_sample_in_eval(module, len(samples)):
         objective(module, beside(module, samples.x), beside(module, samples.y)).backward()
+    return gradients_of(trained)
+
+
+def gradients_of(trained: Mapping[str, Tensor]) -> Tensors:
+    """Copies of what gradients these have; zeros where no loss reaches."""
     return {
         k: np.array(array_of(torch.zeros_like(p) if p.grad is None else p.grad), order="C") for k, p in trained.items()
     }

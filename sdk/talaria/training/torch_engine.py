@@ -89,10 +89,7 @@ def gradient(
     module.zero_grad()
     with LayerDraws(task, purpose), Taps(module, objective.taps) as taps:
         _backward(taps, objective, own, beside(module, samples.x), beside(module, samples.y), 1)
-    wanted = {**trained, **{k: tensor for k, tensor in own.items() if only is None or k in only}}
-    return {
-        k: np.array(array_of(torch.zeros_like(p) if p.grad is None else p.grad), order="C") for k, p in wanted.items()
-    }
+    return loop.gradients_of({**trained, **{k: one for k, one in own.items() if only is None or k in only}})
 
 
 def looking(task: Task, state: Tensors, taps: Sequence[str], batch: int = 256) -> Callable[[Array], Tensors]:

@@ -4,8 +4,8 @@ import pytest
 
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
-from talaria.planning.latency_model import Cost, lively, plain
-from talaria.planning.layer_stats import FEATURES
+from talaria.planning.anatomy import FEATURES
+from talaria.planning.latency_model import Cost, lively
 from talaria.planning.onnx_runtime import exporter
 from talaria.planning.profile import Profile
 
@@ -46,7 +46,7 @@ def exported() -> Callable[[ModelSpec], bytes]:
     done: dict[ModelSpec, bytes] = {}
 
     def of(spec: ModelSpec) -> bytes:
-        family = plain(spec)
+        family = zoo.plain(spec)
         if family not in done:
             done[family] = exporter()(lively(zoo.build(family)), zoo.example(family, 2))
         return done[family]

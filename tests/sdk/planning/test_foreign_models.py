@@ -16,9 +16,10 @@ from talaria.model import prunability, pruning, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.planning import latency_model, measured, microbenchmarks, planner
+from talaria.planning.anatomy import FEATURES, Widths
 from talaria.planning.budget import Budget
 from talaria.planning.latency_model import Cost
-from talaria.planning.layer_stats import FEATURES, Widths, anatomy
+from talaria.planning.layer_stats import anatomy
 from talaria.planning.onnx_runtime import Resizer, Session, exporter
 from talaria.planning.profile import Profile
 
@@ -125,7 +126,7 @@ def test_a_network_whose_layers_changed_is_measured_anew(
     for spec in (GATED, GATED, RESIDUAL):
         measured.costed(spec, profile, folder=tmp_path)
     assert len(times) == 2
-    parts = anatomy(latency_model.plain(GATED))
+    parts = anatomy(zoo.plain(GATED))
     wider = type(parts)(parts.layout, parts.layers, {**parts.shapes, "extra": (3,)}, parts.split)
     monkeypatch.setattr(measured, "anatomy", lambda _: wider)
     measured.costed(GATED, profile, folder=tmp_path)

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from talaria.model import pruning, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
-from talaria.planning.layer_stats import FEATURES, anatomy
+from talaria.planning.anatomy import FEATURES
+from talaria.planning.layer_stats import anatomy
 
 SPECS = [
     ModelSpec("imu_cnn", (6, 100), 7),
