@@ -3,14 +3,14 @@
 from typing import Annotated
 
 from talaria.algorithms.hparams import one_of
-from talaria.model.split import Part
+from talaria.model.split import WHOLE, Part
 from talaria.tensors import Tensors
 from talaria.training.engine import ready, train_upper
 from talaria.training.interface import Task
 from talaria.types import Samples
 
 TUNES: dict[str, tuple[Part, ...]] = {
-    "full": ("body", "adapters", "head"),
+    "full": WHOLE,
     "head": ("head",),
     "adapters": ("adapters", "head"),
     "body": ("body",),

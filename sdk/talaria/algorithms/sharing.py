@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from talaria.model.split import Part, Split
+from talaria.model.split import WHOLE, Part, Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors, arrays, only
 from talaria.training.engine import state_of
 from talaria.training.interface import Task
 from talaria.types import Update
 
-WHOLE: tuple[Part, ...] = ("body", "adapters", "head")
+__all__ = ["PERSONAL", "WHOLE", "parted", "update"]
+
 PERSONAL = "personal/"
 """Prefix of a second, private model among a device's private tensors."""
 

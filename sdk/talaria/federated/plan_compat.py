@@ -14,7 +14,7 @@ from talaria.config import LIMIT
 from talaria.errors import ConfigError, some_of
 from talaria.model.masks import ChannelLayout
 from talaria.model.spec import ModelSpec
-from talaria.model.split import Part, Split
+from talaria.model.split import WHOLE, Part, Split
 from talaria.planning.plan import Plan
 from talaria.types import Recipe
 from talaria.wire.codec import TensorSpec
@@ -100,7 +100,7 @@ def require_model(spec: ModelSpec, plan: Plan) -> None:
 def require_trained(shared: Mapping[str, TensorSpec], split: Split, plan: Plan) -> None:
     """Raise :class:`~talaria.errors.ConfigError` where matrices of a part that ``plan`` freezes are among ``shared``,
     which trains and travels (vectors, such as BatchNorm's, may)."""
-    part_of: Mapping[str, Part] = {k: part for part in ("body", "adapters", "head") for k in split.of(part)}
+    part_of: Mapping[str, Part] = {k: part for part in WHOLE for k in split.of(part)}
     odd = sorted(k for k, v in shared.items() if len(v.shape) > 1 and part_of.get(k, "body") not in plan.trained)
     if odd:
         raise ConfigError(

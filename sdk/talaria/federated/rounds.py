@@ -29,7 +29,7 @@ from talaria.model import masks, zoo
 from talaria.model.importance import choose, importance
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
-from talaria.model.split import Buffers, Split
+from talaria.model.split import WHOLE, Buffers, Split
 from talaria.model.weights import Model, Served, Weights
 from talaria.planning.plan import Plan
 from talaria.plugins import has_torch
@@ -343,7 +343,7 @@ def first_scores(run: Run) -> Mapping[str, Array]:
     from talaria.model.state import to_arrays
 
     first = to_arrays(template(run.spec).state_dict())
-    return importance(first, split_of(run).parameters("body", "adapters", "head"), layout_of(run.spec))
+    return importance(first, split_of(run).parameters(*WHOLE), layout_of(run.spec))
 
 
 def codec_of(run: Run, member: Member) -> str:

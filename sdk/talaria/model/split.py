@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 Part = Literal["body", "adapters", "head"]
+WHOLE: tuple[Part, ...] = ("body", "adapters", "head")
+"""All parts, which are a model."""
 Buffers = Literal["local", "aggregate"]
 
 

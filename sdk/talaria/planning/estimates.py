@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from talaria.model import pruning, zoo
 from talaria.model.spec import ModelSpec
-from talaria.model.split import Part
+from talaria.model.split import WHOLE, Part
 from talaria.model.widths import first_of
 from talaria.planning import memory
 from talaria.planning.anatomy import Anatomy, Widths, deployed_values, sent_bytes
@@ -23,7 +23,7 @@ from talaria.planning.profile import Profile
 SLICES = (1, 2, 4, 8, 16, 32)
 """Pieces that a batch may be cut into."""
 
-PASSES = {("body", "adapters", "head"): 3.0, ("adapters", "head"): 2.0, ("head",): 1.0}
+PASSES = {WHOLE: 3.0, ("adapters", "head"): 2.0, ("head",): 1.0}
 """Forward passes that one training step is worth: frozen layers take no gradient of their weights, and layers below
 the lowest trained one none at all."""
 

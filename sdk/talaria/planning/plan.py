@@ -9,7 +9,7 @@ from typing import Any, Literal
 from talaria import valid
 from talaria.errors import ConfigError
 from talaria.foreign import shown
-from talaria.model.split import Part
+from talaria.model.split import WHOLE, Part
 from talaria.valid import BELOW_ONE
 
 
@@ -27,7 +27,7 @@ class Plan:
     """Kind of adapter beside frozen layers, or None for none."""
     rank: int | None = None
     """Rank of the adapters, or None for their full width."""
-    trained: tuple[Part, ...] = ("body", "adapters", "head")
+    trained: tuple[Part, ...] = WHOLE
     """Parts of the model that train, and so travel; the rest is frozen."""
     batch: int | None = None
     """Samples per optimizer step, or None for the recipe's own."""
@@ -63,8 +63,7 @@ class Plan:
         if self.model is not None and not isinstance(self.model, Mapping):
             raise ConfigError(f"plan: model={shown(self.model)} must be what ModelSpec.to_json() gives")
         valid.among("plan", "precision", self.precision, ("fp32", "fp16"))
-        parts = ("body", "adapters", "head")
-        if not self.trained or not all(isinstance(part, str) and part in parts for part in self.trained):
+        if not self.trained or not all(isinstance(part, str) and part in WHOLE for part in self.trained):
             raise ConfigError(f"plan: trained={shown(self.trained)} must name parts among body, adapters and head")
         if self.accuracy_drop is not None:
             rule = "in [0, 1), such as 0.01 for one point"
@@ -92,7 +91,7 @@ class Plan:
         if "plan" in data:
             return cls._from_document(data)
         valid.only("plan", data, [f.name for f in fields(cls)])
-        trained = data.get("trained", ("body", "adapters", "head"))
+        trained = data.get("trained", WHOLE)
         if not isinstance(trained, list | tuple):
             raise ConfigError(f"plan: trained={shown(trained)} must name parts among body, adapters and head")
         return cls(**{**data, "trained": tuple(trained)})

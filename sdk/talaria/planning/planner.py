@@ -14,7 +14,7 @@ from functools import lru_cache
 from talaria.errors import BudgetError, ConfigError, ModelError
 from talaria.model import adapters, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
-from talaria.model.split import Part
+from talaria.model.split import WHOLE, Part
 from talaria.planning import width_schedule
 from talaria.planning.budget import Budget
 from talaria.planning.cost import Cost
@@ -162,8 +162,7 @@ class _Search:
 
     def groups(self) -> list[list[_Way]]:
         """Ways to train, in groups of falling preference; within a group the one that keeps most channels wins."""
-        whole: tuple[Part, ...] = ("body", "adapters", "head")
-        every = self._ways(whole, self.spec.adapters, "everything trains: this is the most accurate")
+        every = self._ways(WHOLE, self.spec.adapters, "everything trains: this is the most accurate")
         tuned: list[list[_Way]] = []
         tuned_parts: tuple[Part, ...] = ("adapters", "head")
         own = self.spec.adapters

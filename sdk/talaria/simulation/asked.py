@@ -36,6 +36,7 @@ Factory = Callable[[tuple[int, ...], int], Module]
 
 
 def data_of(data: str | Federated, options: Mapping[str, Any] | None) -> Federated:
+    """The data that was named, loaded with ``options``, or given."""
     if isinstance(data, str):
         return registry.load(data, **table_of("data_options", options))
     if options:
@@ -131,8 +132,7 @@ def spec_of(
     last layer."""
     if isinstance(model, Module):
         kept = zoo.keep(model, data.input_shape, data.classes, head=head)
-        extra = _adapters(adapters) if isinstance(adapters, str) else adapters
-        return replace(kept, adapters=extra, seed=seed)
+        return replace(kept, adapters=_adapters(adapters), seed=seed)
     if model is not None and not isinstance(model, str | ModelSpec):
         model = zoo.GROUP.name_of(model)
     found = _named(data, model, plans, adapters, pretrained, seed, dataset)
@@ -148,7 +148,7 @@ def _named(
     seed: int,
     dataset: str,
 ) -> ModelSpec:
-    extra = _adapters(adapters) if isinstance(adapters, str) else adapters
+    extra = _adapters(adapters)
     meant = next((plan.model for plan in plans.values() if plan.model is not None), None)
     if isinstance(model, ModelSpec):
         return replace(model, adapters=extra or model.adapters, pretrained=pretrained or model.pretrained)
@@ -172,9 +172,12 @@ def _named(
     return ModelSpec(name, data.input_shape, data.classes, extra, seed, pretrained, options=tuple(options.items()))
 
 
-def _adapters(text: str) -> AdapterSpec:
-    """The adapters of ``KIND`` or ``KIND:OPTION=VALUE,OPTION=VALUE``, such as ``lowrank:rank=8``."""
-    kind, options = taken_apart(text, "--adapters")
+def _adapters(given: str | AdapterSpec | None) -> AdapterSpec | None:
+    """What is given; of a text the adapters of ``KIND`` or ``KIND:OPTION=VALUE,OPTION=VALUE``, such as
+    ``lowrank:rank=8``."""
+    if not isinstance(given, str):
+        return given
+    kind, options = taken_apart(given, "--adapters")
     return AdapterSpec.from_json({"kind": kind, **options})
 
 

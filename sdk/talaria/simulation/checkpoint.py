@@ -1,8 +1,8 @@
 """A simulation on disk: a folder that holds what was asked for and, as of its last round, everything it has learned.
 
     experiment.json     the run, its data by name, plans and server rule; written once
-    state.safetensors   global model, server state and every private state after the last whole round; replaced after
-    each result.json         what came out, once the run is whole
+    state.safetensors   global model, server state and every private state, replaced after each round
+    result.json         what came out, once the run is whole
 
 A run that was killed goes on from ``state.safetensors`` and comes to the same bytes.
 """
@@ -77,8 +77,7 @@ def begun(folder: Path | None, experiment: Mapping[str, Any]) -> Iterator[None]:
 def experiment(folder: Path) -> dict[str, Any]:
     """What :func:`begin` wrote. Raises :class:`StateError` where there is no such run, or one of another format."""
     found = _json(folder / EXPERIMENT)
-    if found.get("format") != FORMAT:
-        raise StateError(f"{folder}: format {shown(found.get('format'))} is not {FORMAT}, which this version reads")
+    _require_format(folder, found.get("format"))
     return found
 
 
@@ -131,8 +130,7 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
             tensors = {name: file.get_tensor(name) for name in names}
         if digest not in (None, _checksum(facts, tensors)):  # nor this
             raise ValueError("its sha256 is another")
-        if facts["format"] != FORMAT:
-            raise StateError(f"{path}: format {shown(facts['format'])} is not {FORMAT}, which this version reads")
+        _require_format(path, facts["format"])
         fleet.shared, fleet.server = under(tensors, "shared/"), under(tensors, "server/")
         fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
         fleet.models = {version: under(tensors, f"models/{version}/") for version in facts["models"]}
@@ -147,6 +145,11 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
     if others:
         raise StateError(f"{path}: is of other clients than the data; give the data that the run began with")
     return marks
+
+
+def _require_format(path: Path, found: object) -> None:
+    if found != FORMAT:
+        raise StateError(f"{path}: format {shown(found)} is not {FORMAT}, which this version reads")
 
 
 def finish(folder: Path, document: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ import math
 from talaria.federated import rounds
 from talaria.federated.global_model import encode_model
 from talaria.federated.run import Member, Run
-from talaria.model.masks import ChannelMask
+from talaria.model.masks import ChannelMask, key_of
 from talaria.tensors import Tensors
 from talaria.wire.compact import compacted
 
@@ -24,10 +24,9 @@ class Downloads:
         mask = rounds.mask_of(self._run, member, private)
         if last and plan is not None and plan.accuracy_drop is not None:
             mask = None
-        part = None if mask is None or mask.is_full else mask
-        key = len(shared), "" if part is None else part.digest  # an aggregator may write tensors of its own beside
+        key = len(shared), key_of(mask)  # an aggregator may write tensors of its own beside
         if key not in self._sizes:
-            self._sizes[key] = self._measured(shared, part)
+            self._sizes[key] = self._measured(shared, None if mask is None or mask.is_full else mask)
         return self._sizes[key]
 
     def _measured(self, shared: Tensors, mask: ChannelMask | None) -> int:

@@ -37,10 +37,8 @@ class Pick:
 def pick(run: Run, clients: Mapping[str, Client], plans: Mapping[str, Plan]) -> Pick:
     """The faster engine for the first of ``clients``, by name, under its plan: torch where programs cannot train it."""
     name = min(clients)
-    client, short = (
-        clients[name],
-        replace(run, recipe=run.recipe.but(most_steps=min(_STEPS, run.recipe.most_steps or _STEPS))),
-    )
+    client, most = clients[name], min(_STEPS, run.recipe.most_steps or _STEPS)
+    short = replace(run, recipe=run.recipe.but(most_steps=most))
     batch = recipe_under(run.recipe, plans.get(name)).batch
     train = client.train.take(np.arange(min(len(client.train), _STEPS * batch)))
     members = {engine: Member(name, train, client.val, plans.get(name), engine) for engine in ENGINES}

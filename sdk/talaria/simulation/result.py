@@ -54,7 +54,7 @@ class Point:
 class Result:
     """What :func:`talaria.simulate` gives.
 
-    ``report`` holds each member's accuracy on its own test samples, served as the algorithm serves it; ``newcomers``
+    ``members`` holds each one's accuracy on its own test samples, served as the algorithm serves it; ``newcomers``
     the same for those who took no part in the training, None where the data has none.
     """
 

@@ -14,6 +14,7 @@ from talaria.errors import ModelError
 from talaria.model import masks
 from talaria.model.importance import Kind, choose, importance
 from talaria.model.masks import ChannelMask
+from talaria.model.split import WHOLE
 from talaria.model.weights import Model, Weights
 from talaria.model.widths import aligned
 from talaria.planning.plan import Plan
@@ -108,7 +109,7 @@ def _compact(model: Model, smaller: ChannelMask, mask: ChannelMask) -> Model:
 
 
 def _scores(task: Task, state: Tensors, own: Tensors, kind: Kind) -> dict[str, Array]:
-    mask, weights = mask_of(task), task.split.parameters("body", "adapters", "head")
+    mask, weights = mask_of(task), task.split.parameters(*WHOLE)
     if kind == "taylor":
         return importance(state, weights, mask.layout, kind, mask, slopes_of(task, state))
     return importance(own or train(task, state, purpose="importance"), weights, mask.layout, kind, mask)

@@ -37,7 +37,7 @@ from talaria.algorithms.pfedgm.navigator import projection_of
 from talaria.algorithms.pfedgm.objective import objective
 from talaria.algorithms.pfedgm.resampling import resampled
 from talaria.algorithms.pfedgm.serving import entering, served_with
-from talaria.algorithms.sharing import update
+from talaria.algorithms.sharing import WHOLE, update
 from talaria.model.split import Split
 from talaria.model.weights import Model
 from talaria.tensors import Tensors, only
@@ -98,7 +98,7 @@ class PFedGM:
     def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
         state, layer = state_of(model), navigator.last_linear(model, split)
         weight, gone = state[f"{layer}.weight"], {f"{layer}.weight", f"{layer}.bias"}
-        away = [k for k in split.travels("body", "adapters", "head") if k not in gone]
+        away = [k for k in split.travels(*WHOLE) if k not in gone]
         classes, dim = len(weight), min(self.features, weight.shape[1])
         diagonal = self.covariance == "diagonal" or (self.covariance == "auto" and dim > 128)
         stats = pooled.empty(classes, dim, diagonal=diagonal)

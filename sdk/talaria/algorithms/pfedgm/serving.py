@@ -2,6 +2,7 @@
 
 from talaria.algorithms.pfedgm.head import Linear, Quadratic
 from talaria.algorithms.pfedgm.navigator import last_layer
+from talaria.model.split import WHOLE
 from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Array, Tensors, only
 from talaria.training.engine import looking, served
@@ -26,5 +27,5 @@ def served_with(head: Linear | Quadratic, task: Task, state: Tensors) -> Model:
         return served(task, {**only(state, [k for k in state if k in {*task.split.keys}]), **head.named(layer)})
     look = looking(task, state, [INTO + layer])
     whole = {**only(state, [k for k in state if k in {*task.split.keys}]), **head.named(layer)}
-    learned = frozenset(task.split.parameters("body", "adapters", "head"))
+    learned = frozenset(task.split.parameters(*WHOLE))
     return Served(whole, lambda x: head(look(x)[INTO + layer]), learned)

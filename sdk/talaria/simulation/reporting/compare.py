@@ -11,7 +11,7 @@ from typing import Any
 from talaria.errors import ConfigError, StateError
 from talaria.foreign import parsed, shown
 from talaria.simulation.reporting import charts
-from talaria.simulation.reporting.style import STYLE
+from talaria.simulation.reporting.style import document
 from talaria.tasks import CLASSIFICATION, score_word
 from talaria.training.evaluation import summarize
 
@@ -128,13 +128,7 @@ def page(runs: Sequence[Saved]) -> str:
             f'<section><h2>{heading}</h2><ul class="legend">{legend}</ul>'
             f"<figure>{charts.dots(rows, sums, titles, heading)}</figure></section>"
         )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(', '.join(titles.values()))}</title><style>{STYLE}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return document(", ".join(titles.values()), parts)
 
 
 def rows(runs: Sequence[Saved]) -> tuple[list[str], list[list[str]]]:

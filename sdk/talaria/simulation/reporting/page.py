@@ -7,8 +7,17 @@ from typing import Any
 
 from talaria.errors import StateError
 from talaria.simulation.reporting import charts
-from talaria.simulation.reporting.style import STYLE
-from talaria.simulation.reporting.summary import MEMBER_METHODS, NEWCOMER_METHODS, RATIOS, TITLES, Story, User, read
+from talaria.simulation.reporting.style import document
+from talaria.simulation.reporting.summary import (
+    MEMBER_METHODS,
+    NEWCOMER_METHODS,
+    RATIOS,
+    TITLES,
+    Story,
+    User,
+    mean_ratio,
+    read,
+)
 
 
 def write_html(summary: Mapping[str, Any], path: Path) -> Path:
@@ -26,13 +35,7 @@ def html(summary: Mapping[str, Any]) -> str:
     story = read(summary)
     parts = [_header(story), _tiles(story), _newcomers(story), _members(story), _cost(story), _rounds(story)]
     parts += [_shared(story), _everyone(story), _notes(story), _facts(story)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(story.title)}</title><style>{STYLE}</style></head>"
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
+    return document(story.title, parts)
 
 
 def _header(story: Story) -> str:
@@ -111,7 +114,7 @@ def _cost(story: Story) -> str:
     rows = []
     for device in {u.device for u in everyone if u.ratios}:
         users = [u for u in everyone if u.device == device]
-        rows.append((device or "all", {r: m for r in RATIOS if (m := _mean(users, r)) is not None}))
+        rows.append((device or "all", {r: m for r in RATIOS if (m := mean_ratio(users, r)) is not None}))
     rows.sort(key=lambda row: (*row[1].values(), row[0]))
     if len(rows) < 2 and story.ratios:
         rows = [("all", {**(rows[0][1] if rows else {}), **story.ratios})]
@@ -126,11 +129,6 @@ def _cost(story: Story) -> str:
         f"<section><h2>What it costs</h2><p>{words}</p>{_legend(shown, _swatch)}"
         f"<figure>{charts.bars(rows, TITLES, 'Ratios to dense FedAvg')}</figure></section>"
     )
-
-
-def _mean(users: Sequence[User], ratio: str) -> float | None:
-    values = [u.ratios[ratio] for u in users if ratio in u.ratios]
-    return sum(values) / len(values) if values else None
 
 
 def _rounds(story: Story) -> str:

@@ -1,4 +1,7 @@
-"""The page's style sheet: light and dark, screen and paper."""
+"""A page as one file, and its style sheet: light and dark, screen and paper."""
+
+from collections.abc import Iterable
+from html import escape
 
 STYLE = """
 :root{--paper:#fbfaf7;--card:#fff;--ink:#1d2329;--soft:#5c6670;--line:#e2e0d9;
@@ -59,3 +62,14 @@ h3{font-size:.95rem;margin:18px 0 4px}
 @media (max-width:560px){main{padding:28px 14px}section{padding:16px 14px}}
 @media print{body{background:#fff}section,.tiles div{break-inside:avoid}main{max-width:none;padding:0}}
 """
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """The page of this title whose body is ``parts``."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )

@@ -18,7 +18,7 @@ over all users, and::
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,12 @@ def read(summary: Mapping[str, Any]) -> Story:
         overlap=_overlap(summary.get("overlap")),
         notes=tuple(str(note) for note in summary.get("notes") or ()),
     )
+
+
+def mean_ratio(users: Iterable[User], ratio: str) -> float | None:
+    """The mean of those who have this one; None where nobody has."""
+    values = [user.ratios[ratio] for user in users if ratio in user.ratios]
+    return sum(values) / len(values) if values else None
 
 
 def _users(summary: Mapping[str, Any]) -> Mapping[str, Any]:

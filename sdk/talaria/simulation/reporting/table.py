@@ -7,7 +7,16 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from talaria.simulation.reporting.summary import MEMBER_METHODS, NEWCOMER_METHODS, RATIOS, TITLES, Story, User, read
+from talaria.simulation.reporting.summary import (
+    MEMBER_METHODS,
+    NEWCOMER_METHODS,
+    RATIOS,
+    TITLES,
+    Story,
+    User,
+    mean_ratio,
+    read,
+)
 
 SHORT = {
     "fedavg_ft": "fedavg,\ntuned",
@@ -62,14 +71,10 @@ def _table(
         figures = [_figure(user.accuracy.get(m), 3) for m in shown] + [_figure(user.ratios.get(r), 2) for r in ratios]
         table.add_row(user.name, user.device, *figures)
     table.add_section()
-    means = [_mean([u.ratios[r] for u in users if r in u.ratios]) for r in ratios]
+    means = [mean_ratio(users, r) for r in ratios]
     table.add_row("mean", "", *[_figure(mean.get(m), 3) for m in shown], *[_figure(v, 2) for v in means])
     table.add_row("worst tenth", "", *[_figure(worst.get(m), 3) for m in shown], *[""] * len(ratios))
     return table
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _figure(value: float | None, digits: int) -> str:
