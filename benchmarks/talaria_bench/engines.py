@@ -9,11 +9,14 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from talaria_bench import bars
+
+if TYPE_CHECKING:
+    from talaria.model.split import Part
 
 CASES: tuple[tuple[str, tuple[int, ...], int, int, str, float], ...] = (
     ("imu_cnn", (6, 100), 7, 16, "all", 1.0),
@@ -30,7 +33,7 @@ CASES: tuple[tuple[str, tuple[int, ...], int, int, str, float], ...] = (
 AIMS = {"imu_cnn all 1.0": 0.75, "imu_cnn all 0.5": 0.75, "mlp all 1.0": 0.14}
 AIMS |= {"fmnist_cnn all 1.0": 1.0, "mobilenet_v3_small all 1.0": 1.0, "resnet18 all 1.0": 1.2}
 AIMS |= {"talaria_bench.sequences:transformer all 1.0": 0.35, "talaria_bench.sequences:gru all 1.0": 0.3}
-TRAININGS: tuple[tuple[str, tuple[int, ...], int, tuple[Literal["body", "adapters", "head"], ...], str | None], ...] = (
+TRAININGS: tuple[tuple[str, tuple[int, ...], int, tuple[Part, ...], str | None], ...] = (
     ("imu_cnn", (6, 100), 7, ("head",), None),
     ("fmnist_cnn", (1, 28, 28), 10, ("head",), None),
     ("efficientnet_lite0", (3, 128, 128), 10, ("adapters", "head"), "lowrank"),
@@ -182,7 +185,7 @@ def _training(
     model: str,
     shape: tuple[int, ...],
     classes: int,
-    parts: tuple[Literal["body", "adapters", "head"], ...],
+    parts: tuple[Part, ...],
     adapter: str | None,
     rounds: int,
 ) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from talaria.model.spec import ModelSpec
 from talaria.types import Recipe
 from talaria_bench import bars
 from talaria_bench.fleet import meters
-from talaria_bench.fleet.files import write_fleet
+from talaria_bench.fleet.files import new_folder, write_fleet
 from talaria_bench.fleet.programs import ENVIRONMENT, TALARIA
 
 SHAPE, CLASSES, WINDOWS, BATCH = (6, 100), 7, 210, 16
@@ -63,8 +62,7 @@ def agent(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure agents without torch: CPU until connected, and memory as they learn imu_cnn. Linux; needs Mosquitto."""
-    folder = Path(tempfile.mkdtemp(prefix="talaria-agent-"))
-    folder.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
+    folder = new_folder("agent")
     try:
         found = measured(folder, devices, rounds, python, bundle)
     finally:

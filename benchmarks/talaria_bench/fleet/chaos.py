@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from talaria_bench.fleet import faults as f
 from talaria_bench.fleet import files as fl
 from talaria_bench.fleet import keys, replay
 from talaria_bench.fleet.forkserver import Nursery
-from talaria_bench.fleet.programs import Program
+from talaria_bench.fleet.programs import Program, running
 from talaria_bench.fleet.proxy import Proxy, Trouble
 from talaria_coordinator.broker import Broker, open_broker
 
@@ -63,9 +62,7 @@ def chaos(
         if not as_json:
             typer.echo(text, err=True)
 
-    place = Path(tempfile.mkdtemp(prefix="talaria-chaos-")) if folder is None else folder
-    if folder is None:
-        place.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
+    place = fl.new_folder("chaos") if folder is None else folder
     if secure:
         keys.require(algorithm or keys.LEARNED, devices)
     learned = algorithm or (keys.LEARNED if secure else "fedper")
@@ -133,20 +130,18 @@ class Chaos:
             if self._nursery is not None:
                 await self._nursery.open()
             self._write()
-            keepers = [asyncio.create_task(program.run()) for program in self._programs.values()]
             try:
-                stuck = await self._disturbed()
+                async with running(self._programs.values()) as failed:
+                    try:
+                        stuck = await self._disturbed()
+                    finally:
+                        for task in self._background:
+                            task.cancel()
             finally:
-                for task in self._background:
-                    task.cancel()
-                await asyncio.gather(*(program.stop() for program in self._programs.values()))
-                for task in keepers:
-                    task.cancel()
-                ended = await asyncio.gather(*keepers, return_exceptions=True)
                 if self._nursery is not None:
                     await self._nursery.close()
                 await self._proxy.close()
-        stuck += [f"the bench itself failed: {why!r}" for why in ended if isinstance(why, Exception)]
+        stuck += [f"the bench itself failed: {why!r}" for why in failed]
         lived = time.monotonic() - began
         self._say("learning all rounds again, undisturbed")
         members = {name: fl.member(self.folder / f"{name}.npz", name, self._trains[name]) for name in self.devices}

@@ -13,16 +13,15 @@ from urllib.parse import urlsplit
 from talaria.protocol.coordinator.state import Rules
 from talaria.wire.chunks import CHUNK
 from talaria_bench.fleet import meters
-from talaria_bench.fleet.fake_devices import Job
+from talaria_bench.fleet.fake_devices import CODE, Job
 from talaria_bench.fleet.files import FLEET
 from talaria_bench.fleet.meters import MIB
-from talaria_bench.fleet.programs import Program
+from talaria_bench.fleet.programs import Program, running
 from talaria_bench.fleet.proxy import Proxy, Trouble
 from talaria_bench.fleet.synthetic import run_of, write_config
 from talaria_coordinator.broker import open_broker
 
 DEVICE = "dev-0000"
-CODE = "from talaria_bench.fleet.fake_devices import main; main()"
 MOST_S = 900.0
 SPARE_MIB = 32
 
@@ -48,23 +47,19 @@ async def fetched(folder: Path, model_mib: float, cuts: int, *, retry_s: float) 
 
         coordinator = Program("coordinator", ["coordinator", "serve", str(config), "--json"], folder, lambda *_: None)
         device = Program(DEVICE, [job.dump()], folder, heard, code=CODE)
-        keepers = [asyncio.create_task(program.run()) for program in (coordinator, device)]
         begin, done, peak = time.monotonic(), 0, 0.0
         try:
-            while time.monotonic() - begin < MOST_S:
-                if done < cuts and proxy.carried[DEVICE] > model_mib * MIB * (done + 1) / (cuts + 1):
-                    proxy.make(Trouble("cut", DEVICE, 0.2))
-                    done += 1
-                if device.process is not None and device.alive.is_set():
-                    peak = meters.peak_mib(device.process.pid)
-                if any(event["event"] == "model" for event in told):
-                    break
-                await asyncio.sleep(0.005)
+            async with running((coordinator, device)):
+                while time.monotonic() - begin < MOST_S:
+                    if done < cuts and proxy.carried[DEVICE] > model_mib * MIB * (done + 1) / (cuts + 1):
+                        proxy.make(Trouble("cut", DEVICE, 0.2))
+                        done += 1
+                    if device.process is not None and device.alive.is_set():
+                        peak = meters.peak_mib(device.process.pid)
+                    if any(event["event"] == "model" for event in told):
+                        break
+                    await asyncio.sleep(0.005)
         finally:
-            await asyncio.gather(coordinator.stop(), device.stop())
-            for keeper in keepers:
-                keeper.cancel()
-            await asyncio.gather(*keepers, return_exceptions=True)
             await proxy.close()
     lost = sum(event["event"] == "cut" for event in told)
     model = next((event for event in told if event["event"] == "model"), None)

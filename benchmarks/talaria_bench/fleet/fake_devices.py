@@ -1,8 +1,8 @@
 """Many light devices in one process: the real protocol and real bytes, but nothing is learned and nothing kept.
 
 Each device verifies every chunk of the global model and forgets it, and answers with an update that is one template
-but for one value of its own. ``python -c "from talaria_bench.fleet.fake_devices import main; main()" JOB`` runs the
-devices that the JSON ``JOB`` names and tells, one JSON line each, what happened to them.
+but for one value of its own. Python code ``CODE`` with the argument ``JOB`` runs the devices that this JSON names and
+tells, one JSON line each, what happened to them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from talaria.wire.transport import LinkDown, LinkUp, NotTaken, Will
 from talaria_bench.fleet.secure_devices import SecurePart, value_of
 from talaria_edge.agent.secure import Said
 
+CODE = "from talaria_bench.fleet.fake_devices import main; main()"
 STARTS_AT_ONCE = 20
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ def run_of(algorithm: str, rounds: int, seed: int) -> Run:
     """What the fleet learns: a small network, one short epoch a round."""
     spec = ModelSpec("mlp", (FEATURES,), CLASSES, seed=1)
     return Run(spec=spec, algorithm=algorithm, rounds=rounds, seed=seed, recipe=Recipe(batch=8, epochs=1))
+
+
+def new_folder(bench: str) -> Path:
+    """An empty folder for a broker's state and more, with ``bench`` in its name."""
+    folder = Path(tempfile.mkdtemp(prefix=f"talaria-{bench}-"))
+    folder.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
+    return folder
 
 
 def write_data(path: Path, seed: int) -> None:

@@ -1,8 +1,8 @@
 """``talaria bench load``: what one coordinator on one machine carries, and what that costs.
 
-A Mosquitto, a coordinator as it is started by hand, and many light devices (:mod:`.light`) in a few processes: the
-protocol and the bytes are real, the learning is not. With ``--cuts`` one device fetches one large global model over a
-link that is cut so often.
+A Mosquitto, a coordinator as it is started by hand, and many light devices (:mod:`.fake_devices`) in a few processes:
+the protocol and the bytes are real, the learning is not. With ``--cuts`` one device fetches one large global model over
+a link that is cut so often.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import asyncio
 import json
 import resource
 import shutil
-import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -23,10 +22,10 @@ import typer
 from talaria.errors import ConfigError
 from talaria_bench import bars
 from talaria_bench.fleet import meters, replay, secure_devices
-from talaria_bench.fleet.fake_devices import Job
-from talaria_bench.fleet.files import FLEET
+from talaria_bench.fleet.fake_devices import CODE, Job
+from talaria_bench.fleet.files import FLEET, new_folder
 from talaria_bench.fleet.meters import MIB
-from talaria_bench.fleet.programs import Program
+from talaria_bench.fleet.programs import Program, running
 from talaria_bench.fleet.secure_devices import value_of
 from talaria_bench.fleet.synthetic import begun_with, first_value, run_of, write_config, write_updates
 from talaria_coordinator.broker import open_broker
@@ -34,7 +33,6 @@ from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet.drain import AWAY_RETRIES, AWAY_S
 
 INGEST = "talaria_coordinator.server.ingest"
-LIGHT = "from talaria_bench.fleet.fake_devices import main; main()"
 STALL_S = 600.0
 WARM_UP = 0.1
 """The share of the rounds before memory is looked at; at least three of them."""
@@ -76,8 +74,7 @@ def load(
         raise ConfigError(
             "load: plot draws CPU for each MiB received from round to round; give two rounds, and leave cuts out"
         )
-    folder = Path(tempfile.mkdtemp(prefix="talaria-load-"))
-    folder.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
+    folder = new_folder("load")
     try:
         if cuts:
             from talaria_bench.fleet.cuts import fetched
@@ -169,14 +166,8 @@ class Load:
                 "coordinator", ["coordinator", "serve", str(config), "--json"], self.folder, self._heard
             )
             programs = [self._coordinator, *self._light(names)]
-            keepers = [asyncio.create_task(program.run()) for program in programs]
-            try:
+            async with running(programs):
                 stuck = await self._wait(programs)
-            finally:
-                await asyncio.gather(*(program.stop() for program in programs))
-                for keeper in keepers:
-                    keeper.cancel()
-                await asyncio.gather(*keepers, return_exceptions=True)
         return self._report(size, time.monotonic() - begin, stuck)
 
     def _light(self, names: list[str]) -> list[Program]:
@@ -193,7 +184,7 @@ class Load:
             )  # fmt: skip
             if group:
                 name = f"light-{len(found)}"
-                found.append(Program(name, [job.dump()], self.folder, self._heard, code=LIGHT))
+                found.append(Program(name, [job.dump()], self.folder, self._heard, code=CODE))
         return found
 
     def _heard(self, name: str, event: dict[str, Any]) -> None:

@@ -11,13 +11,14 @@ import signal
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from talaria_bench.fleet import meters
 from talaria_bench.fleet.forkserver import Child, Nursery
 
 # The program dies with us. Before it imports anything of its own.
@@ -140,8 +141,7 @@ class Program:
         """CPU seconds that the present process has used; 0 where there is none."""
         with suppress(psutil.Error):
             if self.process is not None:
-                times = psutil.Process(self.process.pid).cpu_times()
-                return float(times.user + times.system)
+                return meters.cpu_s(self.process.pid)
         return 0.0
 
     async def stop(self, seconds: float = 20.0) -> None:
@@ -155,6 +155,21 @@ class Program:
             await asyncio.wait_for(self.process.wait(), seconds)
         if self.process.returncode is None:
             self.process.kill()
+
+
+@asynccontextmanager
+async def running(programs: Collection[Program]) -> AsyncIterator[list[Exception]]:
+    """``programs`` kept running, and stopped at the end; the list then holds what keeping one failed of."""
+    failed = list[Exception]()
+    keepers = [asyncio.create_task(program.run()) for program in programs]
+    try:
+        yield failed
+    finally:
+        await asyncio.gather(*(program.stop() for program in programs))
+        for keeper in keepers:
+            keeper.cancel()
+        ended = await asyncio.gather(*keepers, return_exceptions=True)
+        failed += [why for why in ended if isinstance(why, Exception)]
 
 
 async def _lines(fd: int, take: Callable[[bytes], None]) -> None:

@@ -12,7 +12,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +25,7 @@ import typer
 from talaria.wire.mqtt import Arrival, Mqtt
 from talaria_bench.fleet import files as fl
 from talaria_bench.fleet.meters import rss_mib
-from talaria_bench.fleet.programs import Program
+from talaria_bench.fleet.programs import Program, running
 from talaria_bench.fuzz.grammar import Stranger
 from talaria_coordinator.broker import Broker, open_broker
 from talaria_coordinator.identity import membership
@@ -63,8 +62,7 @@ def stranger(
 
     Needs Mosquitto. Ends with status 1 where something was not kept.
     """
-    place = Path(tempfile.mkdtemp(prefix="talaria-stranger-"))
-    place.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
+    place = fl.new_folder("stranger")
     try:
         found = asyncio.run(Visit(place, seconds, seed, devices, rate).run())
     finally:
@@ -102,8 +100,7 @@ class Visit:
         self.folder.mkdir(parents=True, exist_ok=True)
         with open_broker("mosquitto", state=self.folder / "broker") as broker:
             programs = self._programs(broker)
-            keepers = [asyncio.create_task(program.run()) for program in programs]
-            try:
+            async with running(programs):
                 async with asyncio.timeout(START_S):
                     await self._until(lambda: self._closed() >= 1)
                 before = self._closed()
@@ -112,11 +109,6 @@ class Visit:
                 await self._speak(broker, self.seconds - half, self.seed + 1)
                 end, done = self._memory(programs), self._closed() - before
                 starts = {program.name: program.starts for program in programs}
-            finally:
-                await asyncio.gather(*(program.stop() for program in programs))
-                for task in keepers:
-                    task.cancel()
-                await asyncio.gather(*keepers, return_exceptions=True)
         rows = {
             name: {"starts": starts[name], "middle_mib": middle[name], "end_mib": end[name]} for name in starts
         }  # fmt: skip

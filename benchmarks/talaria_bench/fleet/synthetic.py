@@ -30,7 +30,7 @@ def run_of(model_mib: float, count: int, fraction: float) -> Run:
 
 
 def write_updates(folder: Path, run: Run, device: str) -> int:
-    """Updates of ``device`` for every round, in two parts (:class:`~.light.Job`); the size of one in bytes."""
+    """Updates of ``device`` for every round, in two parts (:class:`~.fake_devices.Job`); the size of one in bytes."""
     folder.mkdir(parents=True)
     shared, _ = rounds.start(run)
     size = 0

@@ -12,7 +12,6 @@ import asyncio
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -56,9 +55,7 @@ def story(
         if not as_json:
             typer.echo(text, err=True)
 
-    place = Path(tempfile.mkdtemp(prefix="talaria-story-")) if folder is None else folder
-    if folder is None:
-        place.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
+    place = fl.new_folder("story") if folder is None else folder
     found = asyncio.run(Story(place, plan, told).run())
     if folder is None and found["kept"]:
         shutil.rmtree(place)
