@@ -163,7 +163,6 @@ def measure(devices: int, mib: float, degree: int, leaving: float) -> dict[str, 
     start = time.thread_time()
     opened = coordinator.opened()
     server += time.thread_time() - start
-    plain_s = 0.0
     survivors = [name for name in names if name not in gone]
     frames = {
         n: codec.encode_update(Update(given[n].tensors, given[n].weight, n, kind="delta", mask=given[n].mask), "raw")

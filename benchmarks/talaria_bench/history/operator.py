@@ -59,8 +59,8 @@ async def set_going(world: World) -> None:
         raise BrokenError("stuck", "the operator's orders are refused, or nobody takes them")
 
 
-async def _next_run(world: World, how: str, rounds: int) -> bool:
-    """Begin another run, once the last is done or paused with its round closed; False where it could not be."""
+async def _next_run(world: World, how: str, rounds: int) -> None:
+    """Begin another run, once the last is done or paused with its round closed; where it cannot be, go on."""
     world.runs += 1
     run = replace(exact.run_of(rounds), seed=world.runs)
     if how == "no":
@@ -68,10 +68,8 @@ async def _next_run(world: World, how: str, rounds: int) -> bool:
     fleet = read_fleet(world)
     if fleet is None or fleet.status != "done":
         await _insist(world, Order("pause"))
-    begun = await _insist(world, Order("next", rounds=rounds, run=run.to_json()))
-    if not begun:
+    if not await _insist(world, Order("next", rounds=rounds, run=run.to_json())):
         await _insist(world, Order("resume"))
-    return begun
 
 
 async def _insist(world: World, order: Order) -> bool:

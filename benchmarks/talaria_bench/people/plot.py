@@ -54,7 +54,7 @@ def _panel(name: str, one: Mapping[str, Any], x: int) -> str:
         parts.append(
             f'<text x="{LEFT + 8 + i * step:.1f}" y="{HEIGHT - FOOT + 20}" text-anchor="middle">{escape(amount)}</text>'
             f'<text x="{LEFT + 8 + i * step:.1f}" y="{HEIGHT - FOOT + 34}" text-anchor="middle" fill="#5c6670">'
-            f"{facts['labels']:.0f} labels</text>"
+            f"{amount_of(facts)}</text>"
         )
     for shift, (key, colour) in enumerate(COLOURS.items()):
         points = []
@@ -67,7 +67,7 @@ def _panel(name: str, one: Mapping[str, Any], x: int) -> str:
             parts.append(
                 f'<line x1="{at:.1f}" x2="{at:.1f}" y1="{up(least):.1f}" y2="{up(most):.1f}" stroke="{colour}"/>'
                 f'<circle cx="{at:.1f}" cy="{up(method["mean"]):.1f}" r="3.5" fill="{colour}">'
-                f"<title>{escape(METHODS[key])}, {escape(amount_of(facts))}: {method['mean']:.3f}</title></circle>"
+                f"<title>{escape(METHODS[key])}, {amount_of(facts)}: {method['mean']:.3f}</title></circle>"
             )
         parts.append(f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
     parts.append(f'<text x="{LEFT}" y="{HEIGHT - 8}" fill="#5c6670">{escape(one["figure"])}</text></g>')

@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,7 @@ class Study:
             return self
         if partition is None:
             raise ConfigError(f"{self.data}: partition=None; give --partition FILE.npz, or leave this study out")
-        return Study(
-            self.data, self.rounds, {**self.data_options, "partition": str(partition)}, self.model, self.recipe
-        )
+        return replace(self, data_options={**self.data_options, "partition": str(partition)}, partition=False)
 
 
 def cell(study: Study, algorithm: str, seed: int, privacy: Mapping[str, Any] | None, out: Path) -> dict[str, Any]:

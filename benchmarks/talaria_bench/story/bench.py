@@ -26,7 +26,6 @@ import typer
 from talaria.errors import StateError
 from talaria.federated import warm_start
 from talaria.federated.run import Member, Run
-from talaria.types import Samples
 from talaria_bench.fleet import files as fl
 from talaria_bench.fleet.forkserver import Nursery
 from talaria_bench.fleet.programs import Program
@@ -307,9 +306,7 @@ class Story:
             now = now if act.what == "too tight" else run
 
         def member(name: str, run: Run) -> Member:
-            with np.load(self.folder / f"{name}-{run.spec.classes}.npz", allow_pickle=False) as found:
-                train, val = (Samples(found[f"x_{part}"], found[f"y_{part}"]) for part in ("train", "val"))
-            return Member(name, train, val)
+            return fl.member(self.folder / f"{name}-{run.spec.classes}.npz", name)
 
         devices = {name: self.folder / "state" / name for name in self.plan.devices}
         return audit.audit(

@@ -32,9 +32,8 @@ class Header:
     """Who says what, and when.
 
     ``device`` is the device spoken of (empty on the coordinator's own topics). ``boot`` counts a device's
-    connections; on what a coordinator sends it is its epoch. ``seq`` counts frames within that boot.
-    ``xfer``, ``idx`` and ``off`` place a
-    chunk. ``sig`` signs the other fields and the payload.
+    connections; on what a coordinator sends it is its epoch. ``seq`` counts frames within that boot. ``xfer``, ``idx``
+    and ``off`` place a chunk. ``sig`` signs the other fields and the payload.
     """
 
     type: str

@@ -8,8 +8,8 @@ EACH = 16 * 1024
 
 
 class Budget:
-    """Bytes that may wait in the inbox. Each message counts for
-    :data:`EACH` more: a flood of small ones is held back at the broker, instead of being worked off long after."""
+    """Bytes that may wait in the inbox. Each message counts for :data:`EACH` more: a flood of small ones is held back
+    at the broker, instead of being worked off long after."""
 
     def __init__(self, most: int, patience: float) -> None:
         self._most, self._left, self._patience, self._room = most, most, patience, threading.Condition()
