@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -44,22 +44,15 @@ class Program:
         Raises :class:`~talaria.errors.WireError` for what is no program, and :class:`~talaria.errors.TooLarge` for one
         beyond ``limits`` at the sizes of its test vector.
         """
-        if len(data) > limits.file_bytes:
-            raise TooLarge(f"program: {len(data)} bytes, at most {limits.file_bytes} are read; raise Limits.file_bytes")
-        self.graph, note = onnx_file.read(data)
-        self.manifest = manifests.read(note)
+        self.graph, self.manifest = opened(data, limits)
         self.digest = hashlib.sha256(data).hexdigest()
         """Hex sha256 of the file: its name wherever it is kept or sent."""
         self.file_bytes = len(data)
         self.limits, self._data, self._checked = limits, data, dict[object, Cost]()
-        if len(self.graph.nodes) > limits.nodes:
-            raise TooLarge(
-                f"program: {len(self.graph.nodes)} operators, at most {limits.nodes} are run; raise Limits.nodes"
-            )
         self._ports = _ports(self.graph)
         named = [(name, *name.partition("/")[::2]) for name in self._ports]
         self._reads = [[(port, key) for port, kind, key in named if kind == part] for part in _PARTS]
-        self.cost = self._measured(_sizes(self.graph, self.manifest))
+        self.cost = self._measured(values_of(self.graph.inputs, self.manifest))
         self.lookups = Lookups(self.graph)
         """What of a batch is looked up in tables."""
         self.lookups.all  # noqa: B018 - which refuses what no program looks up
@@ -213,10 +206,23 @@ def _ports(graph: Graph) -> dict[str, Port]:
     return ports
 
 
-def _sizes(graph: Graph, manifest: Manifest) -> dict[str, Value]:
-    """Every input at the sizes of the manifest."""
+def opened(data: bytes, limits: Limits) -> tuple[Graph, Manifest]:
+    """The graph in a file, and what the file says of it. Raises :class:`~talaria.errors.WireError` for what no program
+    has, and :class:`~talaria.errors.TooLarge` for more bytes or operators than ``limits`` let be."""
+    if len(data) > limits.file_bytes:
+        raise TooLarge(f"program: {len(data)} bytes, at most {limits.file_bytes} are read; raise Limits.file_bytes")
+    graph, note = onnx_file.read(data)
+    manifest = manifests.read(note)
+    if len(graph.nodes) > limits.nodes:
+        raise TooLarge(f"program: {len(graph.nodes)} operators, at most {limits.nodes} are run; raise Limits.nodes")
+    return graph, manifest
+
+
+def values_of(ports: Iterable[Port], manifest: Manifest) -> dict[str, Value]:
+    """Inputs or outputs by name, at the sizes of the manifest. Raises :class:`~talaria.errors.WireError` where it has
+    none."""
     try:
-        return {p.name: Value(tuple(map(manifest.size, p.shape)), p.dtype) for p in graph.inputs}
+        return {p.name: Value(tuple(map(manifest.size, p.shape)), p.dtype) for p in ports}
     except (KeyError, ValueError) as why:
         raise WireError(f"program: its manifest has no size for {str(why)[:80]}; build it again") from None
 

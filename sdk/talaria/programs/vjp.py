@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from talaria.errors import ModelError, TooLarge, WireError
-from talaria.programs import manifest as manifests
+from talaria.errors import ModelError, WireError
 from talaria.programs import onnx_file
 from talaria.programs.graph import Graph, Node, Port
 from talaria.programs.lookups import Lookups
+from talaria.programs.program import opened, values_of
 from talaria.programs.session import Session
 from talaria.programs.shapes import Limits, Value, measure
 from talaria.tensors import Array, Tensors, under
@@ -61,25 +61,13 @@ class Vjp:
     def read(data: bytes, limits: Limits = Limits()) -> Vjp:
         """The derivative in a file. Raises :class:`~talaria.errors.WireError` for what is none, and
         :class:`~talaria.errors.TooLarge` for one beyond ``limits`` at the sizes of its test vector."""
-        if len(data) > limits.file_bytes:
-            raise TooLarge(f"program: {len(data)} bytes, at most {limits.file_bytes} are read; raise Limits.file_bytes")
-        graph, note = onnx_file.read(data)
-        facts = manifests.read(note)
-        if len(graph.nodes) > limits.nodes:
-            raise TooLarge(f"program: {len(graph.nodes)} operators, at most {limits.nodes} are run; raise Limits.nodes")
+        graph, manifest = opened(data, limits)
         _require_ports(graph)
-        try:
-            given = {p.name: Value(tuple(map(facts.size, p.shape)), p.dtype) for p in graph.inputs}
-            outputs = {p.name: tuple(map(facts.size, p.shape)) for p in graph.outputs}
-        except (KeyError, ValueError) as why:
-            raise WireError(f"program: its manifest has no size for {str(why)[:80]}; build it again") from None
+        given, told = values_of(graph.inputs, manifest), values_of(graph.outputs, manifest)
         found = measure(graph, given, limits).outputs
-        for port in graph.outputs:
-            if port.name not in found or (found[port.name].shape, found[port.name].dtype) != (
-                outputs[port.name],
-                port.dtype,
-            ):
-                raise WireError(f"program: {port.name[:80]!r} is not what it says; build it again")
+        for name, value in told.items():
+            if name not in found or (found[name].shape, found[name].dtype) != (value.shape, value.dtype):
+                raise WireError(f"program: {name[:80]!r} is not what it says; build it again")
         Lookups(graph).all  # noqa: B018 - which refuses what no derivative looks up
         return Vjp(graph, limits)
 

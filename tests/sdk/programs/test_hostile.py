@@ -11,7 +11,7 @@ import pytest
 from talaria.errors import TalariaError, TooLarge, WireError
 from talaria.programs import onnx_file
 from talaria.programs.graph import Node, Port
-from talaria.programs.program import Program
+from talaria.programs.program import Program, values_of
 from talaria.programs.shapes import RULES, Limits
 
 ROUNDS = 600
@@ -123,9 +123,7 @@ def test_changed_graphs_are_refused_or_still_run_within_bounds(program_of, name)
 
 
 def sizes(program):
-    from talaria.programs.program import _sizes
-
-    return _sizes(program.graph, program.manifest)
+    return values_of(program.graph.inputs, program.manifest)
 
 
 def bomb(kind):
