@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -20,6 +20,7 @@ from talaria.programs.program import Program
 from talaria.programs.session import Session
 from talaria.programs.shapes import Limits
 from talaria.programs.step import BATCH, graph_of
+from talaria.tensors import Array
 from talaria.types import Recipe
 
 PARTS = ("body", "adapters", "head")
@@ -81,27 +82,61 @@ def packed(
         partial(zoo.whole, spec),
         widths,
     )
+    names = [port.name for port in graph.outputs]
+
+    def run(feed: Mapping[str, Array]) -> Mapping[str, Array]:
+        return dict(zip(names, Session(onnx_file.write(graph, ""))(names, feed), strict=True))
+
+    sizes, reckoned = sizes_of(graph, module) | dict(widths or {}), partial(reference.step, module, recipe, only)
+    data = written(graph, facts_of(graph, spec, trained, recipe, sizes, run, reckoned))
+    Program(data)
+    return data
+
+
+def facts_of(
+    graph: Graph,
+    spec: ModelSpec,
+    trained: str,
+    recipe: Recipe,
+    sizes: Mapping[str, int],
+    run: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+    reckoned: Callable[[Mapping[str, Array], torch.dtype], Mapping[str, Array]],
+) -> Manifest:
+    """What the file of ``graph`` says of itself: its errors, and what float64 gives, on the first test vector on which
+    it is exact, or on the last one. ``run`` gives its outputs on its inputs, ``reckoned`` torch's in a dtype."""
     require_few(graph)
     facts = Manifest(
         model=spec.to_json(),
         trained=trained,
         recipe={name: getattr(recipe, name) for name in ("momentum", "smoothing", "weight_decay")},
         classes=spec.classes,
-        sizes=sizes_of(graph, module) | dict(widths or {}),
+        sizes=sizes,
         vector=0,
         parity={"program": 0.0, "torch": 0.0},
         expected={},
         made_with={name: version(name) for name in ("onnxruntime", "talaria", "torch")},
     )
-    measured = (_measured(graph, replace(facts, vector=n), module, recipe, only) for n in range(VECTORS))
-    proven = next((one for one in measured if one.parity["program"] <= one.allowed), None)
-    if proven is None:
+    for number in range(VECTORS):
+        feed = vector.inputs(graph, replace(facts, vector=number))
+        exact, plain = (reckoned(feed, dtype) for dtype in (torch.float64, torch.float32))
+        odd = exact.keys() ^ {port.name for port in graph.outputs}
+        if odd:
+            raise ModelError(f"program: it would give {sorted(odd)[:4]} otherwise than torch does")
+        parity = {"program": vector.distance(run(feed), exact), "torch": vector.distance(plain, exact)}
+        reference.require_undrawn(parity["torch"], exact, partial(reckoned, feed, torch.float64))
+        facts = replace(facts, vector=number, parity=parity, expected=vector.projections(exact))
+        if facts.exact:
+            break
+    return facts
+
+
+def written(graph: Graph, facts: Manifest) -> bytes:
+    """The file of ``graph``. Raises :class:`~talaria.errors.ModelError` where it is not exact."""
+    if not facts.exact:
         raise ModelError(
             "program: errs by more than twice what torch errs by against float64; train this model with torch"
         )
-    data = onnx_file.write(graph, proven.text())
-    Program(data)
-    return data
+    return onnx_file.write(graph, facts.text())
 
 
 def require_few(graph: Graph, most: int = Limits().nodes) -> None:
@@ -112,19 +147,6 @@ def require_few(graph: Graph, most: int = Limits().nodes) -> None:
             f"program: takes {len(graph.nodes)} operators, at most {most} are run; shorten the sequences that "
             "recurrent layers walk, or train this model with torch"
         )
-
-
-def _measured(graph: Graph, facts: Manifest, module: Module, recipe: Recipe, only: Collection[str] | None) -> Manifest:
-    """``facts`` with the errors on the test vector and what float64 gives there."""
-    feed, names = vector.inputs(graph, facts), [port.name for port in graph.outputs]
-    reckoned = partial(reference.step, module, recipe, only, feed)
-    exact, plain = (reckoned(dtype) for dtype in (torch.float64, torch.float32))
-    if exact.keys() != {*names}:
-        raise ModelError(f"program: it would change {sorted(exact.keys() ^ {*names})[:4]} otherwise than torch does")
-    found = dict(zip(names, Session(onnx_file.write(graph, ""))(names, feed), strict=True))
-    parity = {"program": vector.distance(found, exact), "torch": vector.distance(plain, exact)}
-    reference.require_undrawn(parity["torch"], exact, partial(reckoned, torch.float64))
-    return replace(facts, parity=parity, expected=vector.projections(exact))
 
 
 def _named(spec: ModelSpec, module: Module, trained: str) -> Sequence[str] | None:

@@ -10,25 +10,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from math import isfinite, prod
 from operator import getitem
 
 import numpy as np
-import torch
 from torch.nn import Embedding, Module
 
 from talaria.errors import ModelError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
-from talaria.programs import onnx_file, reference, vector
-from talaria.programs.build import VECTORS, require_few, sizes_of
+from talaria.programs import reference
+from talaria.programs.build import facts_of, sizes_of, written
 from talaria.programs.graph import FLOAT, Draft, Graph, Port, Size, size_of
 from talaria.programs.layers.base import Map, Pullback, Step, Whole, chained, refused
 from talaria.programs.layers.batches import parted
 from talaria.programs.layers.sequence import averaged as averaged_over
 from talaria.programs.layers.sequence import closed, opened, sizes
-from talaria.programs.manifest import Manifest
 from talaria.programs.shapes import Limits, Value, measure
 from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forward
 from talaria.programs.tangent import tangent
@@ -36,6 +33,7 @@ from talaria.programs.vjp import Vjp
 from talaria.training import loop
 from talaria.training.objectives import INTO, LOGITS, MEAN, of_parts, uncalled, unknown
 from talaria.training.taps import called, channels_last
+from talaria.types import Recipe
 
 
 def graph_of(
@@ -91,32 +89,15 @@ def _proven(
     taps: Sequence[str],
     sizes: Mapping[str, int],
 ) -> bytes:
-    require_few(graph)
-    facts = Manifest(
-        model=spec.to_json(),
-        trained="all" if only is None else "some",
-        recipe={"momentum": 0.0, "smoothing": 0.0, "weight_decay": 0.0},
-        classes=spec.classes,
-        sizes=sizes,
-        vector=0,
-        parity={"program": 0.0, "torch": 0.0},
-        expected={},
-        made_with={name: version(name) for name in ("onnxruntime", "talaria", "torch")},
-    )
-    for number in range(VECTORS):
-        proven = _measured(graph, replace(facts, vector=number), module, only, taps)
-        if proven.parity["program"] <= proven.allowed:
-            break
-    else:
-        if not isfinite(proven.parity["torch"]):
-            raise ModelError(
-                "program: torch finds no finite numbers here, as of a root or a norm of zeros that is differentiated "
-                "twice; add a small number under it, or use differences of gradients"
-            )
+    vjp, still = Vjp(graph), Recipe(momentum=0.0, smoothing=0.0, weight_decay=0.0)
+    reckoned = partial(reference.derivative, module, only, taps)
+    facts = facts_of(graph, spec, "all" if only is None else "some", still, sizes, vjp.run, reckoned)
+    if not facts.exact and not isfinite(facts.parity["torch"]):
         raise ModelError(
-            "program: errs by more than twice what torch errs by against float64; train this model with torch"
+            "program: torch finds no finite numbers here, as of a root or a norm of zeros that is differentiated "
+            "twice; add a small number under it, or use differences of gradients"
         )
-    data = onnx_file.write(graph, proven.text())
+    data = written(graph, facts)
     Vjp.read(data)
     return data
 
@@ -150,21 +131,6 @@ def _shapes(graph: Graph, sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]
 
     given = {port.name: Value(tuple(size_of(one, sizes) for one in port.shape), port.dtype) for port in graph.inputs}
     return {name: value.shape for name, value in measure(graph, given, Limits()).outputs.items()}
-
-
-def _measured(
-    graph: Graph, facts: Manifest, module: Module, only: Collection[str] | None, taps: Sequence[str]
-) -> Manifest:
-    """``facts`` with the errors on the test vector and what float64 gives there."""
-    feed, vjp = vector.inputs(graph, facts), Vjp(graph)
-    reckoned = partial(reference.derivative, module, only, taps, feed)
-    exact, plain = (reckoned(kind) for kind in (torch.float64, torch.float32))
-    found = vjp.run(feed)
-    if exact.keys() != found.keys():
-        raise ModelError(f"program: it would give {sorted(exact.keys() ^ found.keys())[:4]} otherwise than torch does")
-    parity = {"program": vector.distance(found, exact), "torch": vector.distance(plain, exact)}
-    reference.require_undrawn(parity["torch"], exact, partial(reckoned, torch.float64))
-    return replace(facts, parity=parity, expected=vector.projections(exact))
 
 
 def _tapped(step: Step, module: Module, done: Passed, tap: str) -> tuple[Port, str]:

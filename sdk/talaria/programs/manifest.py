@@ -47,6 +47,11 @@ class Manifest:
         """The largest error against float64: twice torch's own in float32, but not less than sixteen roundings."""
         return max(2 * self.parity["torch"], ROUNDINGS)
 
+    @property
+    def exact(self) -> bool:
+        """Whether the program errs no more than is allowed."""
+        return self.parity["program"] <= self.allowed
+
     def size(self, label: Size) -> int:
         """A size of a port as a number."""
         return size_of(label, self.sizes)

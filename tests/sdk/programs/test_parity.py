@@ -323,7 +323,6 @@ def test_what_takes_too_many_operators_is_refused_before_it_is_run(monkeypatch):
         return require_few(graph, 40)
 
     monkeypatch.setattr("talaria.programs.build.require_few", few)
-    monkeypatch.setattr("talaria.programs.differentiate.require_few", few)
     monkeypatch.delattr("talaria.programs.session.Session.__init__")
     spec = zoo.keep(nets.BothWays(nn.GRU, "mean"), (3, 4), 4)
     for make in (build, lambda spec: differentiate.packed(spec, None, ("logits",)), differentiate.curved):
