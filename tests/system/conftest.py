@@ -297,17 +297,24 @@ def fleet(tmp_path):
 
 
 @pytest.fixture
-def keyed(tmp_path):
-    """Makes fleets with keys, in this process, and ends all that they started."""
-    made, before = [], torch.get_num_threads()
+def one_thread():
+    """As the programs train."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def keyed(tmp_path, one_thread):
+    """Makes fleets with keys, in this process, and ends all that they started."""
+    made = []
 
     def make(rounds=3, algorithm="fedavg", **options):
         made.append(Keyed(tmp_path, a_run(algorithm, rounds=rounds), **options))
         return made[-1]
 
     yield make
-    torch.set_num_threads(before)
     for one in made:
         one.close()
     gc.collect()

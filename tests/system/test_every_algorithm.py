@@ -103,21 +103,16 @@ async def together(folder, url, name, run, data, plans, told, bundles=()):
 
 
 @pytest.mark.parametrize(("name", "task", "spec"), CASES, ids=lambda one: one if isinstance(one, str) else one.name)
-def test_simulation_and_fleet_agree(tmp_path, broker, name, task, spec):
+def test_simulation_and_fleet_agree(tmp_path, broker, one_thread, name, task, spec):
     hparams = {"threshold": 0.0} if name == "hermes" else {}
     recipe = Recipe(batch=6, lr=0.02)
     run = Run(spec=spec, algorithm=name, hparams=hparams, recipe=recipe, rounds=2, seed=3, task=task)
     data = {"anna": data_of(1, task), "bela": data_of(2, task)}
     layout = layout_of(spec)
     plans = {"anna": Plan(widths={g: min(n, max(layout.block(g, 8), n // 2)) for g, n in layout.sizes.items()})}
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        told = []
-        shared, private, results = asyncio.run(together(tmp_path, broker, name, run, data, plans, told))
-        simulated = simulate(run, {w: Member(w, d.train, d.val, plans.get(w)) for w, d in data.items()})
-    finally:
-        torch.set_num_threads(before)
+    told = []
+    shared, private, results = asyncio.run(together(tmp_path, broker, name, run, data, plans, told))
+    simulated = simulate(run, {w: Member(w, d.train, d.val, plans.get(w)) for w, d in data.items()})
     assert tensors.equal(shared, simulated.shared)
     for who in data:
         assert tensors.equal(private[who], simulated.private[who]), who
@@ -132,32 +127,27 @@ def test_simulation_and_fleet_agree(tmp_path, broker, name, task, spec):
 
 
 @pytest.mark.parametrize("task", [tasks.CLASSIFICATION, *TASKS])
-def test_devices_deploy_what_is_better_by_their_task_and_keep_what_is_as_good(tmp_path, broker, task):
+def test_devices_deploy_what_is_better_by_their_task_and_keep_what_is_as_good(tmp_path, broker, one_thread, task):
     """anna has nothing in force, bela what answers the opposite, carl the very model that will be learned."""
     run = Run(
         spec=TASKS.get(task, SPEC), algorithm="fedper", recipe=Recipe(batch=6, lr=0.02, epochs=8), rounds=2, seed=3,
         task=task,
     )  # fmt: skip
     data = {"anna": data_of(1, task), "bela": data_of(2, task), "carl": data_of(3, task)}
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        members = {who: Member(who, own.train, own.val) for who, own in data.items()}
-        learned = simulate(run, members)
-        for who in ("bela", "carl"):
-            made, model = tmp_path / f"{who}.made", learned.personal(members[who])
-            model = Opposite(model).eval() if who == "bela" else model
-            make_bundle(made, model, example=data[who].train.x[:1], variants=("fp32",), task=task, seconds=0)
-            (tmp_path / who).mkdir()
-            gate.deploy(tmp_path / who, made.read_bytes(), tmp_path / f"{who}.talaria")
-        given = asyncio.run(together(tmp_path, broker, "gate", run, data, {}, [], tuple(data)))
-        anna, bela, carl = given[2]
-        for who, own in data.items():
-            expected = predict(learned.personal(members[who]), own.val.x)
-            served = session_of(open_bundle(tmp_path / f"{who}.talaria"))(own.val.x)
-            np.testing.assert_allclose(served, expected, atol=1e-3 * np.abs(expected).max())
-    finally:
-        torch.set_num_threads(before)
+    members = {who: Member(who, own.train, own.val) for who, own in data.items()}
+    learned = simulate(run, members)
+    for who in ("bela", "carl"):
+        made, model = tmp_path / f"{who}.made", learned.personal(members[who])
+        model = Opposite(model).eval() if who == "bela" else model
+        make_bundle(made, model, example=data[who].train.x[:1], variants=("fp32",), task=task, seconds=0)
+        (tmp_path / who).mkdir()
+        gate.deploy(tmp_path / who, made.read_bytes(), tmp_path / f"{who}.talaria")
+    given = asyncio.run(together(tmp_path, broker, "gate", run, data, {}, [], tuple(data)))
+    anna, bela, carl = given[2]
+    for who, own in data.items():
+        expected = predict(learned.personal(members[who]), own.val.x)
+        served = session_of(open_bundle(tmp_path / f"{who}.talaria"))(own.val.x)
+        np.testing.assert_allclose(served, expected, atol=1e-3 * np.abs(expected).max())
     assert (anna["deployed"], anna["why"]) == (True, "nothing is deployed yet")
     assert bela["deployed"]
     assert bela["why"].startswith("better: ")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from keyed import data_of
 from torch import nn
 
@@ -24,13 +23,7 @@ from talaria.simulation.run import simulate
 from talaria_coordinator.identity import membership
 from talaria_edge.data import NpzSource
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Serving:

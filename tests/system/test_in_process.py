@@ -104,17 +104,14 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path, a_run):
+def house(tmp_path, a_run, one_thread):
     made = []
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
 
     def make(run=None, **options):
         made.append(House(tmp_path, run or a_run(), **options))
         return made[-1]
 
     yield make
-    torch.set_num_threads(before)
     for one in made:
         one.close()
 

@@ -24,13 +24,6 @@ def state(api):
     return api.get("/api/v1/fleets/watch").json()
 
 
-def wait_until(true, seconds=60):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come to that in time"
-        time.sleep(0.1)
-
-
 def order(api, verb, status=200, **query):
     answer = api.post(f"/api/v1/fleets/watch/{verb}", params=query)
     assert answer.status_code == status, answer.text

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import talaria
@@ -58,12 +57,9 @@ async def learned(folder, url, devices):
     return digest, private
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+@pytest.fixture(autouse=True)
+def _collected():
     yield
-    torch.set_num_threads(before)
     gc.collect()
 
 
