@@ -23,6 +23,7 @@ from talaria.model.cloning import clone
 from talaria.model.inside import Inside, matrices
 from talaria.model.masks import Axis, ChannelLayout
 from talaria.model.packing import unpacked
+from talaria.model.split import tied
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -213,11 +214,8 @@ def _reused(model: Module, example: Tensor) -> Iterable[tuple[str, str]]:
         if count > 1:
             again = f"runs {count} times in one pass"
             yield name, f"{again}; a layer of its own for each would let it go, or nn.GRU for a cell"
-    owners: dict[int, list[str]] = defaultdict(list)
-    for key, parameter in model.named_parameters(remove_duplicate=False):
-        owners[id(parameter)].append(key)
-    for shared in owners.values():
-        for key in shared if len(shared) > 1 else ():
+    for shared in tied(model):
+        for key in shared:
             yield key.rpartition(".")[0], f"shares its weights ({' and '.join(shared)})"
 
 

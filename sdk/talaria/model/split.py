@@ -123,6 +123,14 @@ def split_model(
     )
 
 
+def tied(module: Module) -> list[list[str]]:
+    """The names of each weight that has several, as that of a last layer which is the embedding's too."""
+    names: dict[int, list[str]] = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(weight), []).append(name)
+    return [found for found in names.values() if len(found) > 1]
+
+
 def _resolve(model: Module, keys: tuple[str, ...], part: str, prefixes: str | Iterable[str]) -> set[str]:
     found: set[str] = set()
     for prefix in [prefixes] if isinstance(prefixes, str) else list(prefixes):

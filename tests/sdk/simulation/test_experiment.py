@@ -203,6 +203,23 @@ def test_a_run_that_is_refused_when_it_learns_does_not_keep_its_folder(data: tal
     assert json.loads((tmp_path / checkpoint.RESULT).read_text())["algorithm"] == "fedper"
 
 
+class Tied(Sequential):
+    """A network whose last layer has the weight of its second one."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(Linear(shape[0], 8), Linear(8, classes), Linear(classes, 8), Linear(8, classes))
+        self[3].weight = self[1].weight
+
+
+@pytest.mark.parametrize("algorithm", ["fedper", "fedrep", "fedbabu", "lg_fedavg"])
+def test_a_weight_that_is_of_the_body_and_of_a_private_head_does_not_travel(
+    algorithm: str, data: talaria.Federated
+) -> None:
+    with pytest.raises(ConfigError, match=r"sends '[13].weight' and keeps '[13].weight' on the device.* fedavg"):
+        talaria.simulate(algorithm, data, Tied, rounds=1)
+    assert talaria.simulate("fedavg", data, Tied, rounds=1).clients
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
