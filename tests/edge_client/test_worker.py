@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import subprocess
 import sys
 
@@ -37,6 +38,27 @@ def test_code_of_an_app_that_ends_its_program_while_learning_ends_that_work_alon
         worker.submit(sys.exit, "goodbye").result()
     assert worker.submit(sum, (1, 2)).result() == 3
     worker.shutdown()
+
+
+@pytest.mark.parametrize(
+    "sign", [StopIteration, GeneratorExit, KeyboardInterrupt, concurrent.futures.CancelledError, asyncio.CancelledError]
+)
+def test_what_an_event_loop_would_take_for_its_own_word_is_told_to_who_waits_for_the_work(sign):
+    def work():
+        raise sign
+
+    async def wait():
+        with learning_thread() as worker:
+            await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(worker, work), 60)
+
+    with pytest.raises(RuntimeError, match=rf"raised {sign.__name__} here; let it raise an error"):
+        asyncio.run(wait())
+
+
+def test_a_program_whose_iterator_of_samples_has_come_to_its_end_is_told_so_by_its_device(tmp_path):
+    device = Device("mqtt://127.0.0.1:1", fleet="watch", data=iter(()).__next__, state=tmp_path)
+    with pytest.raises(RuntimeError, match=r"raised StopIteration here; let it raise an error"):
+        asyncio.run(asyncio.wait_for(device.run(), 60))
 
 
 def test_a_program_whose_source_of_samples_ends_it_is_told_so_by_its_device(tmp_path):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -20,12 +21,18 @@ class _Learning(ThreadPoolExecutor):
         return super().submit(_stay, work, *args, **kwargs)
 
 
+# What an event loop takes for a word of its own: an agent that waits for the work would never hear of it, or end.
+_SIGNS = (StopIteration, GeneratorExit, KeyboardInterrupt, CancelledError, asyncio.CancelledError)
+
+
 def _stay(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """An app's own code that ends its program here, such as a source of samples, ends this work alone."""
     try:
         return work(*args, **kwargs)
     except SystemExit as error:
         raise RuntimeError(f"code of its own called sys.exit({error.code!r}) here; let it raise an error") from error
+    except _SIGNS as error:
+        raise RuntimeError(f"code of its own raised {type(error).__name__} here; let it raise an error") from error
 
 
 def _settle() -> None:
