@@ -34,7 +34,7 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.cli.main import app
 from talaria.cli.simulate_output import shown_progress
 from talaria.data import Client
-from talaria.errors import ConfigError, DataError, StateError
+from talaria.errors import ConfigError, DataError, ModelError, StateError
 from talaria.federated.fedbuff_run import Buffering
 from talaria.simulation import checkpoint
 from talaria.simulation.simulator import RoundFacts
@@ -218,6 +218,14 @@ def test_a_weight_that_is_of_the_body_and_of_a_private_head_does_not_travel(
     with pytest.raises(ConfigError, match=r"sends '[13].weight' and keeps '[13].weight' on the device.* fedavg"):
         talaria.simulate(algorithm, data, Tied, rounds=1)
     assert talaria.simulate("fedavg", data, Tied, rounds=1).clients
+
+
+def test_a_weight_of_two_layers_of_which_one_is_to_learn_is_refused(data: talaria.Federated) -> None:
+    with pytest.raises(ModelError, match=r"'3.weight' is to learn and '1.weight' is not, which are one weight"):
+        talaria.simulate("fedavg_ft", data, Tied, rounds=1, options={"tune": "head"})
+    with pytest.raises(ModelError, match="which are one weight"):
+        talaria.simulate("fedavg", data, Tied, rounds=1, recipe={"freeze": ["3"]})
+    assert talaria.simulate("fedavg", data, Tied, rounds=1, recipe={"freeze": ["1", "3"]}).clients
 
 
 KILLED = """
