@@ -101,6 +101,9 @@ def test_they_learn_and_are_exported(network: type[nn.Module], engine: str, by_t
     with torch.no_grad():
         want = model(torch.from_numpy(client.test.x)).argmax(1).numpy()
     assert (Predictor(path)(client.test.x).index == want).all()
+    for odd in (-1, KINDS):  # which torch refuses, and ONNX would count from the end of the table
+        with pytest.raises(DataError, match="out of data bounds"):
+            Predictor(path)(np.full((1, LENGTH), odd, np.float32))
 
 
 def test_channels_behind_an_embedding_are_pruned_where_that_is_exact() -> None:
@@ -137,6 +140,8 @@ def test_a_device_without_torch_learns_them_from_a_kit_to_the_same_bytes(network
         path = tmp_path / "anna.talaria"
         assert make_bundle(path, served, example=own.test.x[:2], variants=("fp32",), seconds=0).ok
         assert (Predictor(path)(own.test.x).index == want.argmax(1)).all()
+        with pytest.raises(DataError, match="out of data bounds"):
+            Predictor(path)(np.full((1, LENGTH), -1, np.float32))
         with pytest.raises(DataError, match="a table of 40 entries"):
             predict(served, own.test.x + KINDS)
     finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.nn import Module, Parameter
+from torch.nn import Embedding, Module, Parameter
 from torch.nn.utils import parametrize
 
 from talaria.errors import ConfigError, DataError, ModelError
@@ -103,7 +103,7 @@ def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> 
             f"example: need a float32 batch (N, ...), got {example.dtype} of shape {tuple(example.shape)}; "
             "add the batch dimension with x[None]"
         )
-    own = _fixed(_copied(model))
+    own = _bounded(_fixed(_copied(model)))
     if not keep_adapters:
         own = _merged(own)
     batch = example.detach().cpu()[:2]
@@ -146,6 +146,19 @@ def _fixed(model: Module) -> Module:
         for name, value in made.items():
             setattr(layer, name, Parameter(value, requires_grad=False))
     return model
+
+
+def _bounded(model: Module) -> Module:
+    """``model``, whose embeddings look a token below 0 up where there is no entry: ONNX counts from a table's end, and
+    would answer where torch refuses."""
+    for layer in model.modules():
+        if isinstance(layer, Embedding):
+            layer.register_forward_pre_hook(_beyond)
+    return model
+
+
+def _beyond(layer: Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.where(places < 0, cast(Embedding, layer).num_embeddings, places) for places in given)
 
 
 def _merged(model: Module) -> Module:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from talaria.errors import ModelError
 from talaria.model.weights import Served
 from talaria.programs import onnx_file
@@ -30,6 +32,7 @@ def convert(model: Served, *, plain: bool = False) -> ModelProto:
         raise ModelError("model: what is served here is more than one graph; its bundle is made where torch is")
     proto = onnx.load_from_string(onnx_file.write(_renamed(model.graph()), ""))
     del proto.metadata_props[:]
+    _bound(proto)
     if not plain:
         rewrites.fold_batchnorm(proto)
         rewrites.lift_1d(proto)
@@ -39,6 +42,24 @@ def convert(model: Served, *, plain: bool = False) -> ModelProto:
     rewrites.drop_unused(proto)
     onnx.checker.check_model(proto, full_check=True)
     return proto
+
+
+def _bound(proto: ModelProto) -> None:
+    """A token below 0 is looked up where a table has no entry, as in :mod:`talaria_export.convert.onnx`."""
+    from onnx import helper, numpy_helper
+
+    tables = {one.name: [*one.dims, 1][0] for one in proto.graph.initializer}
+    nodes = [*proto.graph.node]
+    del proto.graph.node[:]
+    for node in nodes:
+        if node.op_type == "Gather" and node.input[0] in tables and node.input[1] not in tables:
+            places, at = node.input[1], f"{node.output[0]}/places"
+            for name, end in (("first", 0), ("beyond", tables[node.input[0]])):
+                proto.graph.initializer.append(numpy_helper.from_array(np.array(end, np.int64), f"{at}/{name}"))
+            proto.graph.node.append(helper.make_node("Less", [places, f"{at}/first"], [f"{at}/below"]))
+            proto.graph.node.append(helper.make_node("Where", [f"{at}/below", f"{at}/beyond", places], [at]))
+            node.input[1] = at
+        proto.graph.node.append(node)
 
 
 def _renamed(graph: Graph) -> Graph:
