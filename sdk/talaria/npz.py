@@ -132,6 +132,8 @@ def _array(stream: IO[bytes], size: int, what: str) -> Array:
         if min(shape, default=0) < 0 or header + count * dtype.itemsize != size:
             raise DataError(f"{what} claims shape {shape} but has {size - header} bytes; write it again")
         if not size - header:
+            if shape and shape[0]:  # of which others make arrays of as many, and numpy one of a letter each
+                raise DataError(f"{what} claims {shape[0]} rows but holds no value; write a number for each")
             return np.empty(shape, dtype)
         values = _whole(stream, size - header).view(dtype)
         return values.reshape(shape[::-1]).T if fortran else values.reshape(shape)

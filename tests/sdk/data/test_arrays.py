@@ -428,6 +428,22 @@ def test_a_claimed_size_is_not_allocated(tmp_path: Path) -> None:
         npz.read(path, ("x",))
 
 
+@pytest.mark.parametrize(
+    ("y", "shape"), [("|S0", "(99999999999,)"), ("<U0", "(99999999999,)"), ("<i8", "(99999999999, 0)")]
+)
+def test_rows_in_no_bytes_are_not_made(tmp_path: Path, y: str, shape: str) -> None:
+    """numpy makes a text of no letters one of one letter, and labels and the like are made for each row."""
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", header("(99999999999, 0)"))
+        archive.writestr("y.npy", header(shape).replace(b"'<f4'", b"'%s'" % y.encode()))
+    for name in ("x", "y"):
+        with pytest.raises(DataError, match=rf"array '{name}' claims 99999999999 rows but holds no value"):
+            npz.read(path, (name,))
+    with pytest.raises(DataError, match="array 'x' claims 99999999999 rows but holds no value"):
+        load(f"npz:{path}")
+
+
 def test_a_limit_on_all_arrays_together(tmp_path: Path) -> None:
     path = tmp_path / "zeros.npz"
     np.savez_compressed(path, a=np.zeros(1000), b=np.zeros(1000), c=np.zeros(10**6))
