@@ -4,11 +4,13 @@ import json
 import os
 import shutil
 import uuid
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from talaria.cli.main import main
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator.cli.main import app
 from talaria_coordinator.maintenance.backup import back_up
@@ -335,6 +337,43 @@ def test_a_copy_of_damaged_state_is_not_made(tmp_path):
         with pytest.raises(StateError, match=r"is damaged.*restore it from a backup"):
             back_up(store, blobs, tmp_path / "copy")
     assert not list(tmp_path.glob("*copy*"))
+
+
+@pytest.mark.parametrize("other_fails", [True, False])
+def test_of_two_copies_to_one_folder_at_once_neither_touches_what_the_other_writes(tmp_path, other_fails):
+    class Away(FolderBlobs):
+        def get(self, digest, *, again=True):
+            raise StateError("the blobs do not answer")
+
+    class Meanwhile(FolderBlobs):
+        """While its first blob is copied, somebody else makes a copy there."""
+
+        def get(self, digest, *, again=True):
+            if others:
+                blobs = others.pop()
+                with pytest.raises(StateError, match="do not answer") if other_fails else nullcontext():
+                    back_up(store, blobs, tmp_path / "copy")
+            return super().get(digest, again=again)
+
+    others = [Away(tmp_path / "blobs") if other_fails else FolderBlobs(tmp_path / "blobs")]
+    with Store(tmp_path / "db") as store:
+        learn(store, FolderBlobs(tmp_path / "blobs"))
+        with nullcontext() if other_fails else pytest.raises(StateError, match="could not be written"):
+            back_up(store, Meanwhile(tmp_path / "blobs"), tmp_path / "copy")
+    assert others == []
+    assert restore(tmp_path / "into.db", FolderBlobs(tmp_path / "into"), tmp_path / "copy").blobs == 6
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_name_that_is_too_long_is_one_line(tmp_path, capsys, monkeypatch):
+    (tmp_path / "fleet.toml").write_text(FLEET)
+    with Store(tmp_path / "state" / "coordinator.db"):
+        pass
+    words = ["coordinator", "backup", str(tmp_path / "fleet.toml"), str(tmp_path / ("long" * 70))]
+    monkeypatch.setattr("sys.argv", ["talaria", *words])
+    with pytest.raises(SystemExit, match="1"):
+        main()
+    assert capsys.readouterr().err.endswith("File name too long; give a shorter one\n")
 
 
 FLEET = """

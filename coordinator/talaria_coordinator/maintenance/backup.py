@@ -15,6 +15,7 @@ import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from talaria import durable, time
@@ -70,11 +71,11 @@ def back_up(store: Store, blobs: Blobs, dest: Path) -> Manifest:
     """
     if dest.exists():
         raise ConfigError(f"backup: {dest} is there already; give a folder that is not")
-    beside = dest.with_name(f".{dest.name}.part")
+    beside = None
     try:
-        if beside.exists():
-            shutil.rmtree(beside)
-        beside.mkdir(parents=True, mode=0o700)
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        # Of its own: another backup to the same place may run now.
+        beside = Path(mkdtemp(prefix=f".{dest.name[:200]}.", suffix=".part", dir=dest.parent))
         manifest = _copy(store, blobs, beside)
         durable.write(beside / "manifest.json", json.dumps(asdict(manifest), indent=1).encode())
         beside.rename(dest)
@@ -84,7 +85,8 @@ def back_up(store: Store, blobs: Blobs, dest: Path) -> Manifest:
             f"backup: {dest} could not be written ({error.strerror}); free space or give another"
         ) from None
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
     return manifest
 
 

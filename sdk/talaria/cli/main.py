@@ -128,6 +128,8 @@ def main() -> None:
             raise
         _fail(f"{error.filename}: {error.strerror}; give its rights to this user, or run this as the user whose it is")
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # whether such a file is there cannot be asked
+            _fail(f"{str(error.filename)[:80]}...: {error.strerror}; give a shorter one")
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _fail(f"{error.filename or 'a file, or the output'}: {error.strerror}; free some, and try again")
