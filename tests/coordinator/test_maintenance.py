@@ -5,6 +5,7 @@ import os
 import shutil
 import uuid
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -309,6 +310,9 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
         ("manifest.json", lambda p: p.unlink(), "cannot be read"),
         ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"revision": "0099"})), "revision 0099"),
         ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"rows": 1})), "has not the 1 rows"),
+        ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"created": 1e300})), "is damaged"),
+        ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"created": float("nan")})), "is damaged"),
+        ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"created": "monday"})), "is damaged"),
     ):
         with pytest.raises((ConfigError, StateError), match=text):
             restore(into, target, damaged(name, change))
@@ -324,6 +328,15 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
 
         with pytest.raises(StateError, match=r"damaged|is no row|does not fit"):
             restore(into, target, damaged("rows.jsonl", swap))
+    for column, value in (
+        ("round", "3"), ("round", True), ("tried", 1 << 64), ("epoch", 1.5), ("run", 3), ("roster", ["a"]),
+        ("status", "\ud800"), ("created", float("inf")), ("created", -1), ("created", "now"),
+    ):  # fmt: skip
+        lines = [json.loads(line) for line in rows.splitlines()]
+        next(values for table, values in lines if table == "fleets")[column] = value
+        line = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+        with pytest.raises(StateError, match=rf"restore: fleets.{column} is damaged; take another backup"):
+            restore(into, target, damaged("rows.jsonl", partial(swap, line=line)))
     restore(into, target, tmp_path / "copy")
     with Store(into) as store:
         assert store.fleets.get("watch").round == 3

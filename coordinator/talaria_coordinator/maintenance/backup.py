@@ -51,6 +51,8 @@ class Manifest:
                 data = file.read(LARGEST_MANIFEST + 1)
             values = json.loads(data if len(data) <= LARGEST_MANIFEST else b"")
             found = cls(**{name: values[name] for name in cls.__annotations__})
+            if not table_dump.is_moment(found.created):
+                raise ValueError
         except OSError as error:
             raise ConfigError(f"restore: {path} cannot be read ({error.strerror}); {mend}") from None
         except (ValueError, KeyError, TypeError, RecursionError):

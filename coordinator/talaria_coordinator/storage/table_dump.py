@@ -90,11 +90,31 @@ def _plain(value: Any) -> Any:
 
 def _typed(table: Table, values: dict[str, Any]) -> dict[str, Any]:
     def typed(name: str, value: Any) -> Any:
-        if value is None or not isinstance(table.columns[name].type, LargeBinary):
+        if value is None:
             return value
+        kind = table.columns[name].type
         try:
-            return base64.b64decode(value, validate=True)
+            if isinstance(kind, LargeBinary):
+                return base64.b64decode(value, validate=True)
+            return _fitting(kind.python_type, value)
         except (TypeError, ValueError, binascii.Error):
             raise StateError(f"restore: {table.name}.{name} is damaged; take another backup") from None
 
     return {name: typed(name, value) for name, value in values.items()}
+
+
+def _fitting(kind: type, value: Any) -> Any:
+    """``value``, as SQLite would take any. Raises ValueError where it is none of this kind."""
+    if kind is str and isinstance(value, str):
+        value.encode()  # what half a letter does not
+        return value
+    if kind is int and type(value) is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    if kind is float and type(value) in (int, float) and is_moment(value):
+        return value
+    raise ValueError
+
+
+def is_moment(at: float) -> bool:
+    """Whether it is a time in seconds since 1970, which calendars hold."""
+    return 0 <= at < 1e11
