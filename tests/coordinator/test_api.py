@@ -305,6 +305,8 @@ def test_settings_of_the_api(tmp_path):
     assert ApiConfig().token() is None
     assert ApiConfig(token_file=word).token() == TOKEN
     assert TOKEN not in repr(ApiConfig(token_file=word))
+    with pytest.raises(ConfigError, match="/dev/zero is no token"):
+        ApiConfig(token_file=Path("/dev/zero")).token()  # of no size, and without an end
     outside = ApiConfig(host="0.0.0.0", token_file=word)
     with pytest.raises(ConfigError, match=r"beyond this machine; give .* token_file"):
         ApiConfig(host="192.0.2.1").token(insecure=True)

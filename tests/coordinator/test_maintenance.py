@@ -297,6 +297,10 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
         change(copy / name)
         return copy
 
+    def pipe(path):  # which nobody writes to
+        path.unlink()
+        os.mkfifo(path)
+
     manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
     rows = (tmp_path / "copy" / "rows.jsonl").read_bytes()
     into, target = tmp_path / "into.db", FolderBlobs(tmp_path / "into")
@@ -306,6 +310,7 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
         (model_digest, lambda p: p.write_bytes(b"other"), "is damaged"),
         (model_digest, lambda p: p.unlink(), "the backup lacks 1 blobs"),
         ("manifest.json", lambda p: p.write_text("{"), "is damaged"),
+        *((name, pipe, "is damaged .it is no file") for name in ("manifest.json", "rows.jsonl", model_digest)),
         ("manifest.json", lambda p: p.write_text("[" * 70_000), "is damaged"),
         ("manifest.json", lambda p: p.unlink(), "cannot be read"),
         ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"revision": "0099"})), "revision 0099"),

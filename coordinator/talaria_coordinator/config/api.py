@@ -53,9 +53,11 @@ class ApiConfig:
 def read_token(path: Path) -> str:
     """The token in a file that its owner alone can read. Raises :class:`ConfigError` for any other."""
     try:
-        if path.stat().st_size > 4096:
+        with path.open("rb") as file:
+            mode, data = path.stat().st_mode, file.read(4097)
+        if len(data) > 4096:
             raise ConfigError(f"api: token_file {path} is no token; it has one word of {SHORTEST} characters or more")
-        mode, token = path.stat().st_mode, path.read_text("ascii").strip()
+        token = data.decode("ascii").strip()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "not ASCII"
         raise ConfigError(

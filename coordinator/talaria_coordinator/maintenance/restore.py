@@ -27,8 +27,11 @@ def restore(where: Path | URL, blobs: Blobs, source: Path) -> Manifest:
     :class:`~talaria.errors.ConfigError` for a folder that is no backup or a store that holds something, and
     :class:`~talaria.errors.StateError` for a damaged backup.
     """
-    manifest = Manifest.read(source)
     path = source / "rows.jsonl"
+    for each in (source / "manifest.json", path):
+        if each.exists() and not each.is_file():  # a pipe or a device may have no end
+            raise StateError(f"restore: {each} is damaged (it is no file); take another backup")
+    manifest = Manifest.read(source)
     _require_intact(path, manifest.sha256)
     engine = open_engine(where)
     try:

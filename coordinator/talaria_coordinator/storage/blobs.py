@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -153,9 +154,11 @@ class FolderBlobs:
     def get(self, digest: str, *, again: bool = True) -> bytes:
         path = self._path(digest)
         try:
-            size = path.stat().st_size
-            if size > LARGEST:
-                raise BlobLost(f"blobs: {path} is damaged ({size} bytes); restore it from a backup")
+            info = path.stat()
+            if info.st_size > LARGEST:
+                raise BlobLost(f"blobs: {path} is damaged ({info.st_size} bytes); restore it from a backup")
+            if not stat.S_ISREG(info.st_mode):  # a pipe or a device says no size, and may have no end
+                raise BlobLost(f"blobs: {path} is damaged (it is no file); restore it from a backup")
             data = path.read_bytes() if again else _read_once(path)
         except OSError as error:
             kind = BlobLost if isinstance(error, FileNotFoundError) else StateError
