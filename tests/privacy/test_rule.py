@@ -21,7 +21,7 @@ from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
 from talaria.errors import AggregationError, ConfigError
 from talaria.model.masks import gather
-from talaria.privacy.accounting import ledger_in
+from talaria.privacy.accounting import ledger_in, noise_for
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.in_process import identities, plain_sum, secure_sum
 from talaria.privacy.rule import Privacy, PrivateMean, clipped, contribution, inner_of, private
@@ -332,6 +332,21 @@ def test_a_simulation_keeps_its_budget_and_its_ledger(tmp_path: object) -> None:
     drawn = talaria.simulate("fedavg", data(), rounds=4, fraction=0.75, privacy=asked).as_dict()["privacy"]
     assert drawn["rounds_of_one_device"] <= 4
     assert drawn["epsilon"] <= 8.0
+
+
+@pytest.mark.parametrize(("fraction", "fit"), [(1.0, 3), (0.75, 4)])
+def test_noise_that_spends_the_budget_early_is_refused_before_anything_is_learned(fraction: float, fit: int) -> None:
+    """It ended in an error at that round, and nothing told what the rounds before had come to."""
+    noise = noise_for(8.0, 3, 1e-5) * (1 + 1e-9)
+    asked = {"clip": 1.0, "epsilon": 8.0, "noise": noise}
+    with pytest.raises(ConfigError, match=f"for {fit} of rounds=7; set rounds={fit}, more noise"):
+        talaria.simulate("fedavg", data(), rounds=7, seed=11, fraction=fraction, privacy=asked)
+    fitting = talaria.simulate("fedavg", data(), rounds=fit, seed=11, fraction=fraction, privacy=asked)
+    figures = fitting.as_dict()["privacy"]
+    assert figures["rounds_of_one_device"] == 3
+    assert figures["epsilon"] <= 8.0
+    with pytest.raises(ConfigError, match=r"for 0 of rounds=7; set more noise or a larger epsilon, or leave noise"):
+        talaria.simulate("fedavg", data(), rounds=7, privacy={"clip": 1.0, "epsilon": 8.0, "noise": 0.0})
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from talaria.federated import rounds
 from talaria.federated.private_rule import require_private, with_noise
 from talaria.federated.run import Run
 from talaria.foreign import shown
-from talaria.privacy.accounting import ledger_in
+from talaria.privacy.accounting import epsilon, ledger_in
 from talaria.privacy.clipping import clip_in
 from talaria.privacy.forms import FORMS
 from talaria.privacy.rule import Privacy
@@ -22,7 +22,8 @@ def settled(run: Run, asked: Privacy | Mapping[str, Any] | None, clients: Sequen
     """The privacy of ``run``, with the noise that its budget needs; None where nothing is asked for.
 
     The noise is the least with which the device that is drawn most often stays within the budget. Raises
-    :class:`ConfigError` where the run cannot keep to it.
+    :class:`ConfigError` where the run cannot keep to it, also where the noise that is given spends the budget before
+    the last round: what was learned until then would not be measured.
     """
     if asked is None or (isinstance(asked, Mapping) and not asked):
         return None
@@ -30,7 +31,20 @@ def settled(run: Run, asked: Privacy | Mapping[str, Any] | None, clients: Sequen
         raise ConfigError(f"simulate: privacy={shown(asked)} must be a Privacy, or a table of its settings")
     privacy = asked if isinstance(asked, Privacy) else Privacy.of(asked)
     require_private(run, privacy)
-    return with_noise(privacy, run.rounds if over or privacy.epsilon is None else _most_often(run, clients))
+    budget = privacy.epsilon
+    if over or budget is None:  # who counts is not known beforehand
+        return with_noise(privacy, run.rounds)
+    often = _most_often(run, clients)
+    privacy = with_noise(privacy, often[-1])
+    noise = privacy.noise or 0.0
+    kept = sum(epsilon(noise, count, privacy.delta) <= budget for count in often)
+    if kept < run.rounds:
+        mend = f"set rounds={kept}, more noise or a larger epsilon" if kept else "set more noise or a larger epsilon"
+        raise ConfigError(
+            f"privacy: noise={noise:g} keeps epsilon={budget:g} for {kept} of rounds={run.rounds}; "
+            f"{mend}, or leave noise out: it is then the least that keeps all rounds"
+        )
+    return privacy
 
 
 def figures(privacy: Privacy | None, server: Tensors) -> dict[str, Any] | None:
@@ -56,9 +70,10 @@ def figures(privacy: Privacy | None, server: Tensors) -> dict[str, Any] | None:
     }
 
 
-def _most_often(run: Run, clients: Sequence[str]) -> int:
-    """Rounds of the client that the run's cohorts ask most often."""
-    if run.fraction == 1:
-        return run.rounds
-    asked = Counter(name for round in range(1, run.rounds + 1) for name in rounds.cohort(run, round, clients))
-    return max(asked.values())
+def _most_often(run: Run, clients: Sequence[str]) -> list[int]:
+    """How often, until each round, the run's cohorts ask the client that they ask most often."""
+    asked, most = Counter[str](), list[int]()
+    for round in range(1, run.rounds + 1):
+        asked.update(rounds.cohort(run, round, clients))
+        most.append(max(asked.values()))
+    return most
