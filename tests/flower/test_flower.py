@@ -3,7 +3,9 @@
 `make flower` runs these in a venv of their own, for Flower asks for older packages than constraints.txt has.
 """
 
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +35,7 @@ from talaria.errors import ConfigError, WireError
 from talaria.federated import rounds
 from talaria.flower import TalariaStrategy, client_app, records, server_app
 from talaria.flower.client import whose
-from talaria.flower.server import experiment_of
+from talaria.flower.server import _ASKED, experiment_of
 from talaria.simulation.experiment import Experiment
 from talaria.tensors import Tensors, equal
 
@@ -298,6 +300,13 @@ def test_the_apps_config_says_what_is_learned(tmp_path) -> None:
     from talaria.federated.global_model import decode_model
 
     assert equal(decode_model(expected.learned.run, file.read_bytes()), expected.learned.shared)
+
+
+def test_the_page_names_what_an_app_takes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+    named = re.search(r"takes of `talaria.simulate` the arguments (.*?)\. The data set", page, re.DOTALL)
+    assert named is not None
+    assert re.findall(r"`(\w+)`", named[1]) == list(_ASKED)
 
 
 def test_figures_of_a_client_are_checked() -> None:

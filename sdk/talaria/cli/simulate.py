@@ -118,7 +118,10 @@ def simulate(
     ] = None,
     privacy_option: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE: threshold, holders, bits, bound, tiers, most_weight, noise, delta."),
+        typer.Option(
+            help="NAME=VALUE, as [privacy] of fleet.toml: threshold, holders, degree, bits, bound, tiers, most_weight, "
+            "quantile, noise, noise_by, delta."
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write one HTML page of what came out.")

@@ -61,7 +61,7 @@ class PerFedAvg:
         title="Per-FedAvg",
         shares="body, adapters, head",
         keeps="nothing",
-        serves="the shared model after one local step",
+        serves="the shared model after a few local steps",
         source="Fallah et al., NeurIPS 2020, arXiv:2002.07948",
         evidence="confirmed",
         plain_steps="its steps are a meta-learner's own",
