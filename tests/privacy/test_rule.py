@@ -354,6 +354,8 @@ def test_noise_that_spends_the_budget_early_is_refused_before_anything_is_learne
     [
         ({"asynchronous": True}, "one by one"),
         ({"codec": "int8"}, "rounds each update alone"),
+        ({"fraction": 0.5}, r"asks 2 of 4 clients \(fraction=0.5\), and 3 must be there .*; raise fraction$"),
+        ({"privacy": {"clip": 1.0, "threshold": 9}}, "asks 4 of 4 clients .*; take more clients, or lower threshold"),
         ({"algorithm": "local"}, "local shares nothing, so that there is nothing to hide"),
         ({"algorithm": "mypkg.mine:Hermit"}, "mypkg.mine:Hermit shares nothing"),
         ({"aggregator": "median:f=1"}, "compares"),

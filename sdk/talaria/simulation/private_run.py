@@ -14,7 +14,7 @@ from talaria.foreign import shown
 from talaria.privacy.accounting import epsilon, ledger_in
 from talaria.privacy.clipping import clip_in
 from talaria.privacy.forms import FORMS
-from talaria.privacy.rule import Privacy
+from talaria.privacy.rule import Privacy, threshold_of
 from talaria.tensors import Tensors
 
 
@@ -31,6 +31,14 @@ def settled(run: Run, asked: Privacy | Mapping[str, Any] | None, clients: Sequen
         raise ConfigError(f"simulate: privacy={shown(asked)} must be a Privacy, or a table of its settings")
     privacy = asked if isinstance(asked, Privacy) else Privacy.of(asked)
     require_private(run, privacy)
+    asked_for = rounds.needed(run, len(clients))
+    if asked_for < (least := max(3, threshold_of(privacy, asked_for))):
+        more = "raise fraction" if run.fraction < 1 else "take more clients"
+        lower = "" if privacy.threshold is None else ", or lower threshold"
+        raise ConfigError(
+            f"privacy: a round asks {asked_for} of {len(clients)} clients (fraction={run.fraction:g}), and {least} "
+            f"must be there to hide each other; {more}{lower}"
+        )
     budget = privacy.epsilon
     if over or budget is None:  # who counts is not known beforehand
         return with_noise(privacy, run.rounds)
