@@ -13,6 +13,8 @@ from talaria.wire.frames import MAX_HEADER, OVERHEAD
 
 BESIDE = OVERHEAD + MAX_HEADER + 1024
 """Bytes of a packet beside a chunk, at most: the frame's header, the topic, MQTT's own header."""
+LARGEST_PACKET = CHUNK + BESIDE
+"""Of a fleet with chunks of the usual size."""
 IN_FLIGHT = 20
 """Messages under way to one client."""
 MEMORY = 256 * 2**20

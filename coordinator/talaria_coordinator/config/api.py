@@ -55,14 +55,14 @@ def read_token(path: Path) -> str:
     try:
         with path.open("rb") as file:
             mode, data = path.stat().st_mode, file.read(4097)
-        if len(data) > 4096:
-            raise ConfigError(f"api: token_file {path} is no token; it has one word of {SHORTEST} characters or more")
         token = data.decode("ascii").strip()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "not ASCII"
         raise ConfigError(
             f"api: token_file {path} cannot be read ({why}); write one by `openssl rand -hex 32`"
         ) from None
+    if len(data) > 4096:
+        raise ConfigError(f"api: token_file {path} is no token; it has one word of {SHORTEST} characters or more")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(f"api: token_file {path} can be read by others; run `chmod 600 {path}`")
     if len(token) < SHORTEST or not token.isprintable() or " " in token:

@@ -94,7 +94,8 @@ def test_own_partition_is_skewed_disjoint_and_seeded(folder: Path) -> None:
     [
         (np.zeros((2, 3)), np.zeros((2, 3), int), r"train_idx is float64 \(2, 3\), need integers"),
         (np.arange(6), np.arange(6).reshape(2, 3), r"train_idx is int64 \(6,\), need integers"),
-        (np.array([[0, 1]]), np.zeros((1, 0), int), r"test_idx is int64 \(1, 0\), need .*at least one of each"),
+        (np.array([[0, 1]]), np.zeros((1, 0), int), r"'test_idx' claims 1 rows but holds no value"),
+        (np.array([[0, 1]]), np.zeros((0, 1), int), r"test_idx is int64 \(0, 1\), need .*at least one of each"),
         (np.array([[0, 60_000]]), np.array([[0]]), r"train_idx spans 0..60000, need 0..59999"),
         (np.array([[0, 1]]), np.array([[-1, 2]]), r"test_idx spans -1..2, need 0..9999"),
         (np.array([[0, 1], [1, 2]]), np.array([[0]]), "train_idx holds an image twice"),
