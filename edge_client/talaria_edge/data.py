@@ -59,8 +59,8 @@ class NpzSource:
     :mod:`talaria.recorded`: ``x``, ``y`` and, best, ``split``; nothing in it is executed.
 
     Values are taken as they are, in the shape that the model takes; uint8 is divided by 255, as in simulation. Without
-    ``split`` the samples are cut as a simulation cuts them. Of a file with more than one client, ``client`` says which;
-    text labels count by their place in ``labels``.
+    ``split`` samples of classes are cut as a simulation cuts them; of another task other ones may fall into each part.
+    Of a file with more than one client, ``client`` says which; text labels count by their place in ``labels``.
     """
 
     path: Path

@@ -57,8 +57,9 @@ class Device:
         data: This device's samples, x float32 (N, ...) in the shape that the fleet's model takes, y int64 (N,): a
             function that gives them as they are now (asked again before each round), or the samples themselves: a
             :class:`talaria.Samples` or a pair of arrays ``(x, y)``, which are cut into 70 % training, 10 % validation
-            and 20 % test as a simulation cuts them; ``(train, val)`` or ``(train, val, test)``, each Samples or a tuple
-            ``(x, y)``; a :class:`DeviceData`. Or a name: ``"npz:mine.npz"`` (a path works too), ``"smartwatch"``,
+            and 20 % test, where ``y`` are classes as a simulation cuts them (of another task, whose name is not known
+            yet, other samples may fall into each part); ``(train, val)`` or ``(train, val, test)``, each Samples or a
+            tuple ``(x, y)``; a :class:`DeviceData`. Or a name: ``"npz:mine.npz"`` (a path works too), ``"smartwatch"``,
             whose client ``id`` is this device; ``"folder:windows"``, a folder that fills (:meth:`record`,
             :meth:`label`); ``"mypkg.data:load"`` of a package in ``allow``. Or a :class:`DataSource`, such as a
             :class:`FolderSource` with bounds of your own.
