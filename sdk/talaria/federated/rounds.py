@@ -29,7 +29,7 @@ from talaria.model import masks, zoo
 from talaria.model.importance import choose, importance
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
-from talaria.model.split import WHOLE, Buffers, Split, tied
+from talaria.model.split import WHOLE, Buffers, Split, torn
 from talaria.model.weights import Model, Served, Weights
 from talaria.planning.plan import Plan
 from talaria.plugins import has_torch
@@ -138,13 +138,12 @@ def first_shared(run: Run) -> Tensors:
             "model, or an algorithm that does not prune"
         )
     shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
-    for names in tied(template(run.spec)):
-        if (sent := [name for name in names if name in shared]) and (kept := [n for n in names if n not in shared]):
-            raise ConfigError(
-                f"{run.algorithm}: sends {sent[0]!r} and keeps {kept[0]!r} on the device, which are one weight of "
-                f"{run.spec.name!r}; give each layer a weight of its own, or choose an algorithm that sends both, such "
-                "as fedavg or ditto"
-            )
+    if found := torn(template(run.spec), shared):
+        raise ConfigError(
+            f"{run.algorithm}: sends {found[0]!r} and keeps {found[1]!r} on the device, which are one weight of "
+            f"{run.spec.name!r}; give each layer a weight of its own, or choose an algorithm that sends both, such "
+            "as fedavg or ditto"
+        )
     return shared
 
 

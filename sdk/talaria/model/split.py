@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -129,6 +129,15 @@ def tied(module: Module) -> list[list[str]]:
     for name, weight in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), []).append(name)
     return [found for found in names.values() if len(found) > 1]
+
+
+def torn(module: Module, names: Container[str]) -> tuple[str, str] | None:
+    """Of the first weight that ``names`` have under some of its names alone: one of these, and one of the others."""
+    for every in tied(module):
+        within, without = ([name for name in every if (name in names) is there] for there in (True, False))
+        if within and without:
+            return within[0], without[0]
+    return None
 
 
 def _resolve(model: Module, keys: tuple[str, ...], part: str, prefixes: str | Iterable[str]) -> set[str]:

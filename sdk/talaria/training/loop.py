@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from talaria import seeds
 from talaria.errors import ModelError
 from talaria.model.cloning import clone
-from talaria.model.split import tied
+from talaria.model.split import torn
 from talaria.model.state import array_of, beside, load, state_of
 from talaria.tensors import Array, Tensors
 from talaria.training import batching
@@ -172,14 +172,11 @@ def freeze_but(module: Module, only: Collection[str] | None) -> dict[str, Tensor
 
     Raises :class:`ModelError` where ``only`` has one name of a weight and not its other one."""
     wanted = None if only is None else set(only)
-    for names in tied(module):
-        learns = [name for name in names if wanted is None or name in wanted]
-        rests = [name for name in names if name not in learns]
-        if learns and rests:
-            raise ModelError(
-                f"training: {learns[0]!r} is to learn and {rests[0]!r} is not, which are one weight; let both learn or "
-                "none of them, or give each layer a weight of its own"
-            )
+    if wanted is not None and (found := torn(module, wanted)):
+        raise ModelError(
+            f"training: {found[0]!r} is to learn and {found[1]!r} is not, which are one weight; let both learn or "
+            "none of them, or give each layer a weight of its own"
+        )
     trained: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(wanted is None or name in wanted)
