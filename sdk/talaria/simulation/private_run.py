@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -45,7 +46,7 @@ def settled(run: Run, asked: Privacy | Mapping[str, Any] | None, clients: Sequen
     often = _most_often(run, clients)
     privacy = with_noise(privacy, often[-1])
     noise = privacy.noise or 0.0
-    kept = sum(epsilon(noise, count, privacy.delta) <= budget for count in often)
+    kept = bisect_right(often, budget, key=lambda count: epsilon(noise, count, privacy.delta))
     if kept < run.rounds:
         mend = f"set rounds={kept}, more noise or a larger epsilon" if kept else "set more noise or a larger epsilon"
         raise ConfigError(
