@@ -13,6 +13,7 @@ from torch.nn import Module
 from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
+from talaria.model.split import WHOLE
 from talaria.programs import onnx_file, reference, vector
 from talaria.programs.graph import Graph, Size
 from talaria.programs.manifest import Manifest
@@ -23,7 +24,6 @@ from talaria.programs.step import BATCH, graph_of
 from talaria.tensors import Array
 from talaria.types import Recipe
 
-PARTS = ("body", "adapters", "head")
 VECTORS = 4
 """Test vectors that are tried: where a value lies within a rounding of a kink (ReLU, a maximum), either side is right,
 and the next vector tells more."""
@@ -153,10 +153,10 @@ def _named(spec: ModelSpec, module: Module, trained: str) -> Sequence[str] | Non
     if trained == "all":
         return None
     parts = trained.split(",")
-    if not {*parts} <= {*PARTS}:
-        raise ConfigError(f"trained={trained!r} is unknown; use all, or parts among {', '.join(PARTS)} with commas")
+    if not {*parts} <= {*WHOLE}:
+        raise ConfigError(f"trained={trained!r} is unknown; use all, or parts among {', '.join(WHOLE)} with commas")
     split = zoo.split(spec, module)
-    return [key for part in PARTS if part in parts for key in getattr(split, part)]
+    return [key for part in WHOLE if part in parts for key in getattr(split, part)]
 
 
 def sizes_of(graph: Graph, module: Module) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from talaria.model.split import WHOLE
 from talaria.programs.tangent import ALONG
 from talaria.programs.vjp import GRADIENT, Vjp
 from talaria.tensors import Array, Tensors
@@ -81,7 +82,7 @@ class Derivatives:
         vjp = self.vjp(only, objective.taps)
         draws = self.streams(vjp, state, task, purpose)
         found = _slopes(vjp, dict(state), objective, samples.x, samples.y, 1, draws, keep=False)
-        wanted = [key for key in task.split.parameters("body", "adapters", "head") if only is None or key in only]
+        wanted = [key for key in task.split.parameters(*WHOLE) if only is None or key in only]
         own = [key for key in objective.own if only is None or key in only]
         return {key: found.get(key, np.zeros_like(state[key])) for key in (*wanted, *own)}
 
@@ -113,7 +114,7 @@ class ProgramWalk:
         self._derivatives, self._task, self._recipe, self._only = derivatives, task, recipe, only
         self._vjp = derivatives.vjp(only, (LOGITS,))
         self._state = dict(state)
-        parameters = {*task.split.parameters("body", "adapters", "head")}
+        parameters = {*task.split.parameters(*WHOLE)}
         self._trained = [key for key in state if key in parameters and (only is None or key in only)]
         self._optimizer, self._objective = ArraySGD(recipe), objective or CrossEntropy(recipe.smoothing)
         self._draws = self.draws(purpose)
