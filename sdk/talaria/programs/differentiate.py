@@ -31,7 +31,7 @@ from talaria.programs.step import BATCH, Entry, Passed, backward, entered, forwa
 from talaria.programs.tangent import tangent
 from talaria.programs.vjp import Vjp
 from talaria.training import loop
-from talaria.training.objectives import INTO, LOGITS, MEAN, of_parts, uncalled, unknown
+from talaria.training.objectives import INTO, LOGITS, MEAN, of_none, of_parts, uncalled, unknown
 from talaria.training.taps import called, channels_last
 from talaria.types import Recipe
 
@@ -201,7 +201,10 @@ def _at(done: Passed, tap: str) -> tuple[Map, Entry | None, int]:
     nodes = done.into if tap.startswith(INTO) else done.out_of if tap.startswith(MEAN) else {}
     node = nodes.get(tap.partition(" ")[2])
     if node is not None and node not in done.maps:  # what gives several values, of which the first is looked at
-        node = next((one for one in node.users if one.target is getitem and one.args[1] == 0), node)
+        picked = [one for one in node.users if one.target is getitem]
+        if tap.startswith(MEAN) and not picked:
+            raise of_none(tap)
+        node = next((one for one in picked if one.args[1] == 0), node)
         if node not in done.maps:
             raise refused(tap.partition(" ")[2], "gives values of which the network reads one", "read all its states")
     if node is None and tap.startswith((INTO, MEAN)):

@@ -39,6 +39,15 @@ def of_parts(tap: str) -> ModelError:
     return ModelError(f"{what}; part the batch before it, as in x.view(batch, -1, width).mean(1)")
 
 
+def of_none(tap: str) -> ModelError:
+    """The error for a tap at what is the same for every sample, such as an embedding of places."""
+    layer = tap.partition(" ")[2]
+    return ModelError(
+        f"layer {layer!r} gives the same for every sample, of which each one's mean is looked at; let a parameter hold "
+        "it, as in self.places = nn.Parameter(...), or take another algorithm"
+    )
+
+
 @dataclass(frozen=True)
 class Slopes:
     """A loss of one batch and its gradients: by what a model had at its ``taps``, and by an objective's ``own``

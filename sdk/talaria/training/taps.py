@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from talaria.errors import ModelError
 from talaria.model.inside import base_of
-from talaria.training.objectives import INTO, LOGITS, MEAN, of_parts, uncalled, unknown
+from talaria.training.objectives import INTO, LOGITS, MEAN, of_none, of_parts, uncalled, unknown
 
 LAST = (
     nn.RNNBase, nn.MultiheadAttention, nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Linear, nn.LayerNorm,
@@ -115,6 +115,8 @@ class Taps:
                     out = out.flatten(2).mean(2)
             if tap.startswith(MEAN) and len(out) > self._samples:  # of each part of a sample one
                 out = out.reshape(self._samples, -1, *out.shape[1:]).mean(1)
+            if tap.startswith(MEAN) and len(out) != self._samples:
+                raise of_none(tap)
             self._found[tap] = out
 
         return keep

@@ -448,3 +448,23 @@ def test_sequences_before_the_batch_are_learned_as_those_behind_it(engine: Engin
 def test_a_batch_as_large_as_a_sequence_is_long_is_refused_where_either_may_be_it() -> None:
     with pytest.raises(ModelError, match=r"'embed' gives \(12, 12, 8\) for 12 samples.*take another batch size"):
         talaria.simulate("heart_pfl", sequences(), Walked(False), rounds=1, recipe={"batch": 12}, engine="torch")
+
+
+class Placed(nn.Module):
+    """A transformer whose places are embedded, which are the same for every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Linear(3, 8), nn.Embedding(12, 8)
+        self.layer, self.head = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = self.places(torch.arange(x.size(2)))
+        logits: Tensor = self.head(self.layer(self.embed(x.transpose(1, 2)) + places).mean(1))
+        return logits
+
+
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_a_layer_that_says_nothing_of_a_sample_is_named_with_what_to_write_instead(engine: Engine) -> None:
+    with pytest.raises(ModelError, match=r"'places' gives the same for every sample.*self.places = nn.Parameter"):
+        talaria.simulate("heart_pfl", sequences(), Placed(), rounds=1, engine=engine)
