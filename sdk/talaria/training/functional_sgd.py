@@ -126,6 +126,8 @@ class FunctionalSGD:
     def _slopes(
         self, at: Leaves, x: Array, y: Array, keep: bool, draws: LayerDraws, *, differentiable: bool
     ) -> dict[str, Tensor | None]:
+        if not at:  # all is frozen, which torch's gradient takes for a mistake
+            return {}
         buffers = self._buffers if keep else {k: v.clone() for k, v in self._buffers.items()}
         total: dict[str, Tensor | None] = dict.fromkeys(at)
         pieces, inputs, labels = min(self.recipe.accumulate, len(y)), beside(self.module, x), beside(self.module, y)

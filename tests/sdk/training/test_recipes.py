@@ -85,6 +85,14 @@ def test_a_recipe_is_learned_on_both_engines_and_what_is_frozen_stays(data: Fede
     assert {name for name in one if name.startswith(recipe["freeze"])} <= still < set(one)
 
 
+@pytest.mark.parametrize("algorithm", ["apfl", "perfedavg"])
+def test_a_model_that_is_frozen_whole_is_served_as_it_began(data: Federated, algorithm: str) -> None:
+    for engine in ("torch", "onnx"):
+        done = talaria.simulate(algorithm, data, "mlp", rounds=2, recipe={"freeze": "*"}, engine=engine)
+        first = talaria.simulate("fedavg", data, "mlp", rounds=1, recipe={"epochs": 0}).learned.shared
+        assert all(np.array_equal(done.learned.shared[name], first[name]) for name in first)
+
+
 def test_engines_agree_on_adam(data: Federated) -> None:
     recipe = {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.01, "warmup": 1}
     torchs, programs = (
