@@ -146,7 +146,7 @@ def write_fleet(folder: Path, written: Written) -> None:
     everyone, classes = written.data.everyone, tasks.of(written.run.task).name == tasks.CLASSIFICATION
     named = classes and _mistakable(written.data.labels)
     for name, client in everyone.items():
-        _require(name, client, classes=classes)
+        _require(name, client, written.names.get(name, name), classes=classes)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--write-fleet {folder}: is there already and not empty; give the name of a new folder")
     beside = None
@@ -184,7 +184,7 @@ def _plain(run: Run) -> bool:
     return run.task == tasks.CLASSIFICATION
 
 
-def _require(name: str, client: Client, *, classes: bool) -> None:
+def _require(name: str, client: Client, owner: str, *, classes: bool) -> None:
     if not re.fullmatch(DEVICE_NAME, name) or f"{name}.toml" == FLEET:
         raise ConfigError(
             f"--write-fleet: client {shown(name)} cannot be a device's id; name clients by {DEVICE_RULE}, but not fleet"
@@ -192,7 +192,8 @@ def _require(name: str, client: Client, *, classes: bool) -> None:
     seen = np.unique(client.train.y)
     if classes and len(seen) < 2:
         raise DataError(
-            f"--write-fleet: {name} trains on class {int(seen[0])} alone, which its agent refuses; give it two at least"
+            f"--write-fleet: {owner} trains on class {int(seen[0])} alone, which its agent refuses; give it two at "
+            "least"
         )
 
 

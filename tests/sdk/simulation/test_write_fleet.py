@@ -95,6 +95,8 @@ def test_a_client_that_no_agent_could_be_is_refused_first(mine, tmp_path):
     odd = mine(y=np.repeat([0, 1, 2], 20))
     for task in ("classification", "classification:balance=true"):
         assert "anna trains on class 0 alone" in str(written(odd, tmp_path / "fleet", "--task", task).exception)
+    odd = mine(y=np.repeat([0, 1, 2], 20), client=np.repeat(["Анна", "dora", "emil"], 20))  # no device is called so
+    assert "Анна trains on class 0 alone" in str(written(odd, tmp_path / "fleet").exception)
     assert not (tmp_path / "fleet").exists()
 
 
