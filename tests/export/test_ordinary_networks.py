@@ -6,6 +6,7 @@ import torch
 from networks import networks
 from tolerance import roundings
 
+import talaria
 from talaria_export import make_bundle, open_bundle, verify_bundle
 from talaria_export.runtime.session import session_of
 
@@ -102,3 +103,22 @@ def test_a_bundle_is_whole_and_answers_as_torch_does(name, tmp_path):
     with torch.no_grad():
         wanted = net(torch.from_numpy(x)).numpy()
     assert roundings(session_of(open_bundle(path), "fp32")(x), wanted) <= 1000
+
+
+def test_a_gaussian_head_over_features_that_have_much_in_common_is_exported(tmp_path):
+    draw = np.random.default_rng(0)
+    patterns, y = draw.integers(0, 255, (4, 3, 12, 12)), draw.integers(0, 4, 120)
+    x = (0.5 * patterns[y] + draw.integers(0, 128, (120, 3, 12, 12))).astype(np.uint8)
+    data = talaria.data.Federated.from_arrays(x, y, np.repeat(["anna", "bela", "carl"], 40))
+    layers = torch.nn
+    torch.manual_seed(0)
+    net = layers.Sequential(
+        layers.Conv2d(3, 32, 3, 2), layers.GroupNorm(8, 32), layers.Hardswish(), layers.AdaptiveAvgPool2d(1),
+        layers.Flatten(), layers.Linear(32, 4),
+    )  # fmt: skip
+    for predictive in (False, True):
+        result = talaria.simulate("pfedgm", data, net, rounds=2, options={"predictive": predictive})
+        assert result.accuracy.mean > 0.5
+        for name, client in data.clients.items():
+            path, held = tmp_path / f"{name}-{predictive}.talaria", (client.val.x, client.val.y)
+            assert make_bundle(path, result.model(name), example=client.train.x[:1], samples=held, seconds=0).ok

@@ -472,6 +472,23 @@ def test_large_logits_are_scaled_down_without_changing_a_decision() -> None:
     assert float((at.max(1) - at.min(1)).max()) == pytest.approx(30.0)
 
 
+@pytest.mark.parametrize("predictive", [False, True])
+def test_logits_that_large_terms_cancel_in_keep_to_what_float32_holds(predictive: bool) -> None:
+    """Features that differ by little beside what they have in common: a bundle's sums are to be as torch's, to 1e-4."""
+    y = np.arange(40) % 4
+    z = 1 + 3e-3 * normal(0, 4, 16)[y] + 1e-3 * normal(1, 40, 16)
+    stats = gaussian.collect(z, y, 4)
+    shared = pooled.empty(4, 16, diagonal=False) | {
+        pooled.COUNT: ones(4),
+        pooled.WITHIN: 1e-6 * np.eye(16, dtype=np.float32),
+    }
+    algorithm = PFedGM(features=16, predictive=predictive)
+    exact, head = (head_of(algorithm, stats, shared, np.eye(16, dtype=kind)) for kind in ("f8", "f4"))
+    assert np.array_equal(exact(z).argmax(1), y)
+    nearly = np.nextafter(z.astype("f4"), np.float32(2))  # another order of sums in the layers before it
+    assert float(np.abs(head(nearly) - exact(z.astype("f4"))).max()) < 1e-4
+
+
 def test_statistics_follow_the_body_that_is_served(tiny: Tiny) -> None:
     """Stale statistics of another body version must not decide: another shared body gives another head."""
     task = tiny(count=30)

@@ -1,7 +1,8 @@
 """The personal Gaussian head: a device's class statistics, fused with the fleet's, as one linear or quadratic layer.
 
 The linear layer is W = Σ_i⁻¹ μ_ic through R, centred over classes and scaled down as a whole where its logits would
-span more than :data:`SPAN`. The quadratic one adds each mean's own uncertainty to Σ_i: for very few samples.
+span more than :data:`SPAN`, or be sums of more than :data:`TERMS`. The quadratic one adds each mean's own uncertainty
+to Σ_i: for very few samples.
 
 ``shared`` is what the server sent: means μ^g and their spread, the tied covariance Σ^g within classes, the variance
 between devices, counts (:mod:`talaria.aggregate.class_statistics`). Statistics are float64.
@@ -26,6 +27,9 @@ UNSEEN = -50.0
 SPAN = 30.0
 """Largest span of the served logits at the class means. Features that training has compacted give Mahalanobis
 distances of 1e5, which float32 cannot hold to 1e-4; one factor on all logits changes no decision."""
+TERMS = 300.0
+"""Largest sum of the magnitudes that a served logit is made of at the class means. Where a device's features differ by
+little beside what they have in common, large terms cancel, of which float32 keeps a ten-millionth each."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,14 @@ def personal_head(
     if not predictive:
         weight, bias = gaussian.discriminant(means, sigma, prior)
         weight, bias = weight - weight.mean(0), bias - bias.mean()
-        scale = tamed(held @ weight.T + bias)
+        scale = tamed(held @ weight.T + bias, np.abs(held) @ np.abs(weight).T + np.abs(bias))
         return Linear((scale * weight @ matrix.astype(np.float64)).astype(kind), (scale * bias).astype(kind))
     factors = [gaussian.whitening(sigma + spread) for spread in spreads]
     bias = prior - 0.5 * np.array([d for _, d in factors])
     white = np.stack([a for a, _ in factors])
-    scale = tamed(Quadratic(white, means, bias, np.eye(means.shape[1]))(held))
+    plain = Quadratic(white, means, bias, np.eye(means.shape[1]))
+    terms = np.abs(held @ plain.weight.T - plain.shift) * (np.abs(held) @ np.abs(plain.weight).T + np.abs(plain.shift))
+    scale = tamed(plain(held), terms.reshape(len(held), *white.shape[:2]).sum(2))
     return Quadratic((scale**0.5 * white).astype(kind), means.astype(kind), (scale * bias).astype(kind), matrix)
 
 
@@ -148,10 +154,11 @@ def log_prior(stats: Statistics, shared: Tensors) -> Array:
     return np.where(seen, share, UNSEEN)
 
 
-def tamed(logits: Array) -> float:
-    """What to multiply logits (N, C) by so that no row spans more than :data:`SPAN`; at most 1."""
-    spans = logits.max(1) - logits.min(1) if len(logits) else np.zeros(1)
-    return min(1.0, SPAN / max(float(spans.max()), SPAN))
+def tamed(logits: Array, terms: Array) -> float:
+    """What to multiply logits (N, C) by so that no row spans more than :data:`SPAN`, and none of their ``terms`` (N, C)
+    is above :data:`TERMS`; at most 1."""
+    spans = logits.max(1) - logits.min(1)
+    return min(1.0, *(most / max(float(of.max(initial=0)), most) for of, most in ((spans, SPAN), (terms, TERMS))))
 
 
 def _known(shared: Tensors, name: str) -> Array:
