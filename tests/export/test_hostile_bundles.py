@@ -409,6 +409,26 @@ def computed(*kinds: str) -> Callable[[], onnx.ModelProto]:
     return make
 
 
+def alike(big: str, small: str) -> Callable[[], onnx.ModelProto]:
+    """The shape of terabytes, by a name that a careless reader takes for that of a small one."""
+
+    def make() -> onnx.ModelProto:
+        node, whole = onnx.helper.make_node, onnx.numpy_helper.from_array
+        shapes = [whole(np.array([1 << 20, 1 << 20]), big), whole(np.array([1, 2]), small)]
+        return network(node("ConstantOfShape", [big], ["logits"]), tensors=shapes)
+
+    make.__name__ = "alike"
+    return make
+
+
+def said_twice() -> onnx.ModelProto:
+    """A constant with two values, of which ONNX Runtime takes the first."""
+    node, whole = onnx.helper.make_node, onnx.numpy_helper.from_array
+    constant = node("Constant", [], ["w"], value=whole(np.array([1 << 20, 1 << 20])))
+    constant.attribute.append(node("Constant", [], ["w"], value=whole(np.array([1, 2]))).attribute[0])
+    return network(constant, node("ConstantOfShape", ["w"], ["logits"]))
+
+
 def laborious() -> onnx.ModelProto:
     """Forty products of matrices that no file holds."""
     node, whole = onnx.helper.make_node, onnx.numpy_helper.from_array
@@ -457,7 +477,7 @@ def sparse() -> onnx.ModelProto:
     [
         external, hidden_external, oversize, short, wrapped, negative, text,
         foreign, foreign_opset, loop, nested, grown, grown_typed, stretched, divided, function, sparse,
-        laborious, squared,
+        laborious, squared, alike("w" * 200 + "a", "w" * 200 + "b"), alike("w", "w"), said_twice,
         *map(computed, ("ConstantOfShape", "Expand", "Tile", "Pad", "Resize", "OneHot", "Range", "Reshaped")),
         *map(drawn, ("RandomUniformLike", "RandomNormalLike", "Bernoulli", "Multinomial")),
     ],
@@ -466,6 +486,13 @@ def test_models_that_reach_outside_or_lie_about_their_size_are_refused(make):
     inspect_onnx("m.onnx", network().SerializeToString())
     with pytest.raises(BundleError, match=r"m\.onnx"):
         inspect_onnx("m.onnx", make().SerializeToString())
+
+
+def test_names_that_are_no_text_are_refused():
+    """Two such names look alike to who replaces what cannot be read."""
+    data = alike("zzzzA", "zzzzB")().SerializeToString()
+    with pytest.raises(BundleError, match=r"m\.onnx: has a name that is no text"):
+        inspect_onnx("m.onnx", data.replace(b"zzzzA", b"zzzz\xfe").replace(b"zzzzB", b"zzzz\xff"))
 
 
 def test_deeply_nested_graphs_are_refused():

@@ -25,7 +25,7 @@ _TYPED = {4: 4, 5: None, 7: None, 10: 8, 11: None}  # float_data, int32_data, in
 _MODEL_PLAIN = {1, 2, 3, 4, 5, 6, 14}
 _NUMBERS = {1: "f", 6: "i", 7: "q"}
 """Types whose numbers may become a shape."""
-_MOST_NODES = 1 << 16
+_MOST_NODES, _MOST_NAME = 1 << 16, 4096
 AGAIN = "; export the model again"
 """The mend that ends each refusal of a file."""
 MANY = 64
@@ -101,7 +101,14 @@ class _Walk:
         return float(found)
 
     def text(self, value: int | memoryview) -> str:
-        return str(bytes(self.nested(value)[:200]), "utf-8", "replace")
+        """A name, whole and to the byte: two that only look alike here would be two values for ONNX Runtime."""
+        content = self.nested(value)
+        if len(content) > _MOST_NAME:
+            raise self.refuse(f"has a name of {len(content)} bytes, at most {_MOST_NAME}")
+        try:
+            return str(content, "utf-8")
+        except UnicodeDecodeError:
+            raise self.refuse("has a name that is no text in UTF-8") from None
 
     def model(self, view: memoryview) -> None:
         graphs = 0
@@ -133,6 +140,8 @@ class _Walk:
                 self.nodes.append(self.node(self.nested(value)))
             elif field == 5:
                 name, tensor = self.tensor(self.nested(value))
+                if name in self.known:
+                    raise self.refuse(f"holds two tensors of the name {name[:80]!r}")
                 self.known[name] = tensor
             elif field == 11:
                 self.input(self.nested(value))
@@ -189,6 +198,8 @@ class _Walk:
                     raise self.refuse(f"uses operators of {domain!r}, which ONNX Runtime does not bring")
             elif field == 5:
                 name, found = self.attribute(self.nested(value))
+                if name in attributes:  # ONNX Runtime takes the first
+                    raise self.refuse(f"says the attribute {name[:80]!r} of an operator twice")
                 attributes[name] = found
         return Node(kind, domain, tuple(inputs), tuple(outputs), attributes)
 
