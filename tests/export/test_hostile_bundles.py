@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import random
+import re
 import resource
 import struct
 import zipfile
@@ -20,6 +21,7 @@ from talaria_export import Limits, Predictor, make_bundle, open_bundle
 from talaria_export.bundle.archive import pack, unpack
 from talaria_export.bundle.bundle import read_array, read_bundle
 from talaria_export.bundle.onnx_validator import inspect_onnx
+from talaria_export.runtime.verify import verify_bundle
 
 KEY = bytes(range(32))
 PUBLIC = Ed25519PrivateKey.from_private_bytes(KEY).public_key().public_bytes_raw()
@@ -297,6 +299,18 @@ def test_array_header_must_fit_the_bytes(shape):
     data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + bytes(12)
     with pytest.raises(BundleError, match="array"):
         read_array("x.npy", data)
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "1e999"])
+@pytest.mark.parametrize("field", ["tolerance", "scale", "shift"])
+def test_numbers_that_no_float_holds_are_refused_by_verify(small, tmp_path, field, number):
+    found = members_of(small)
+    text = re.sub(rf'("{field}": )[-+.e0-9]+', rf"\g<1>{number}", found["manifest.json"].decode())
+    path = tmp_path / "forged.talaria"
+    path.write_bytes(pack(found | {"manifest.json": text.encode()}))
+    report = verify_bundle(path, seconds=0)
+    assert [check.name for check in report.failed] == ["integrity"]
+    assert "parity" in report.failed[0].detail
 
 
 def network(*nodes: onnx.NodeProto, tensors: list[onnx.TensorProto] | None = None) -> onnx.ModelProto:

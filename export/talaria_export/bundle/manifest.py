@@ -123,7 +123,8 @@ def _count(value: object, low: int = 0, high: int = 1 << 31) -> bool:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Within float64: JSON also has whole numbers of any length, and 1e999."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _has(value: object, **checks: Callable[[Any], bool]) -> bool:
