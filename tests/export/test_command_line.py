@@ -16,6 +16,7 @@ from talaria.model.spec import ModelSpec
 from talaria.types import Samples
 from talaria_export import cli, open_bundle
 from talaria_export.build import build
+from talaria_export.bundle.archive import pack, unpack
 
 IMU = ModelSpec("imu_cnn", (6, 100), 7)
 
@@ -204,6 +205,22 @@ def test_input_with_objects_inside_is_not_unpickled(app, bundle, tmp_path):
     np.save(tmp_path / "x.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="numbers"):
         run(app, "predict", bundle, tmp_path / "x.npy")
+
+
+def test_a_label_begins_no_line_of_its_own_and_steers_no_terminal(app, bundle, tmp_path):
+    """A bundle says what its maker wrote."""
+    found = {name: bytes(content) for name, content in unpack(bundle.read_bytes()).items()}
+    manifest = json.loads(found["manifest.json"])
+    labels = ["\x1b[31mred\nforged\t1.000" for _ in manifest["output"]["labels"] or range(7)]
+    manifest["output"]["labels"] = [f"{label}{n}" for n, label in enumerate(labels)]
+    path, x = tmp_path / "forged.talaria", tmp_path / "x.npy"
+    path.write_bytes(pack({**found, "manifest.json": json.dumps(manifest).encode()}))
+    np.save(x, np.zeros(manifest["input"]["shape"], np.float32))
+    told = run(app, "predict", path, x).stdout
+    assert told.count("\n") == 1
+    assert told.rstrip("\n").isascii()
+    assert "\x1b" not in told
+    assert "red\\nforged" in told
 
 
 def test_arrays_by_name_are_not_called_damaged(app, bundle, tmp_path):
