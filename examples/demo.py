@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from smartwatch.baselines import baselines
@@ -40,6 +41,7 @@ def main() -> None:
         "--codec", default="fp16", choices=("raw", "fp16", "int8"), help="how updates and models travel"
     )
     asked = parser.parse_args()
+    torch.set_num_threads(1)  # a small network gains nothing by two, and beside other work each waits for the other
     try:
         demo(asked.out, asked.seed, asked.rounds, asked.tune, asked.broker, asked.codec)
     except TalariaError as error:
