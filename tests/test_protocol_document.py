@@ -20,7 +20,8 @@ from talaria.wire.tensor_codecs import SUFFIXES, Codec
 
 TEXT = (Path(__file__).parents[1] / "docs" / "PROTOCOL.md").read_text()
 FROM_DEVICE = {
-    "device", "accept", "decline", "want", "wantcompact", "wantkit", "offer", "word", "goodbye", "leave", "error",
+    "device", "accept", "decline", "want", "wantcompact", "wantchanges", "wantkit", "offer", "word", "goodbye", "leave",
+    "error",
 }  # fmt: skip
 PLAIN = re.sub(r"\s+", " ", TEXT)
 

@@ -77,6 +77,7 @@ export const MESSAGES = {
   rebirth: { above: whole() },
   want: { model_digest: bytes(32, 32), bitmap: bytes(0, MAX_CHUNKS / 8) },
   wantcompact: { model_digest: bytes(32, 32), mask: bytes(1, 64 * 1024) },
+  wantchanges: { model_digest: bytes(32, 32), mask: bytes(0, 64 * 1024), base: bytes(32, 32), held: bytes(32, 32) },
   wantkit: { sha256: bytes(0, 32), bitmap: bytes(0, MAX_CHUNKS / 8) },
   word: part, // of a secure round, as the next two
   told: part,

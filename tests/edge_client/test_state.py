@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from talaria import tensors
 from talaria.errors import StateError
+from talaria.wire.changes import changes
+from talaria.wire.strict_safetensors import pack
 from talaria_edge.storage import tensor_files
-from talaria_edge.storage.state import DeviceStore, Trained, _sealed
+from talaria_edge.storage.state import DeviceStore, Trained, UnfitError, _sealed
 
 PRIVATE = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -52,7 +54,7 @@ def test_a_new_device_has_nothing(store):
     assert store.private() is None
     assert store.trained() is None
     assert not store.publish()
-    assert store.model_digest() == b""
+    assert store.model_digests() == (b"", b"")
     assert store.protocol().boot > 10**9  # the clock: it may have connected before, and have lost its memory
     assert store.traffic() == {}
 
@@ -228,7 +230,7 @@ import resource, sys
 import numpy as np
 from pathlib import Path
 from talaria.errors import StateError
-from talaria_edge.storage.state import DeviceStore, Trained, _sealed
+from talaria_edge.storage.state import DeviceStore, Trained, UnfitError, _sealed
 with DeviceStore(Path(sys.argv[1]), "watch", "anna") as store:
     store.stage(Trained(b"one", 1, "b", "r"), {"w": np.ones(10)})
     store.publish()
@@ -279,3 +281,30 @@ def test_what_could_not_be_written_says_the_mend_for_its_own_cause(tmp_path, mon
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(tensor_files.DiskError, match=mend):
         tensor_files.write(tmp_path / "x", b"1")
+
+
+def model(step):
+    return pack({"w": np.arange(3000, dtype=np.float32) * np.float32(1 + step / 1000)})
+
+
+def test_what_changed_of_the_model_on_flash_makes_the_next_one(store):
+    first, second = model(0), model(1)
+    store.model_part("one").write_bytes(first)
+    assert store.adopt_model("one") == b""
+    store.model_part("two").write_bytes(changes(first, second))
+    assert store.adopt_model("two") == hashlib.sha256(second).digest()
+    assert store.model() == second
+    assert store.model_digests() == (hashlib.sha256(second).digest(),) * 2
+    assert not store.model_part("two").exists()
+
+
+def test_changes_of_another_model_leave_the_one_on_flash_as_it_is(store):
+    store.model_part("one").write_bytes(model(0))
+    store.adopt_model("one")
+    store.model_part("two").write_bytes(changes(model(1), model(2)))
+    with pytest.raises(UnfitError, match="of no use here: the changes are of another global model"):
+        store.adopt_model("two")
+    assert store.model() == model(0)
+    store._model.unlink()
+    with pytest.raises(UnfitError, match=r"of no use here: state: .* cannot be read"):
+        store.adopt_model("two")

@@ -175,6 +175,7 @@ seed = {spec.seed}
 [run.recipe]
 epochs = {recipe.epochs}
 batch = {recipe.batch}
+lr = {recipe.lr}
 augment = "{recipe.augment}"
 [run.hparams]
 {hparams}

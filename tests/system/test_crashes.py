@@ -1,5 +1,7 @@
 """Killed in mid-round and started again, the fleet learns the same bytes as undisturbed."""
 
+from dataclasses import replace
+
 import pytest
 
 from talaria import tensors
@@ -48,3 +50,22 @@ def test_the_coordinator_is_killed_in_every_round(fleet, a_run, broker):
         before, epoch = epoch, coordinator.wait_for("started")["epoch"]
         assert epoch > before
     finish(one, coordinator, group)
+
+
+def test_who_was_killed_and_began_again_downloads_what_changed_since(fleet, a_run):
+    run = a_run("fedper")
+    one = fleet(replace(run, recipe=run.recipe.but(lr=0.001)), devices=("anna", "bela"))
+    one.extra = "quorum = 1.0"
+    coordinator = one.serve()
+    url = coordinator.wait_for("ready")["broker"]
+    steady, shaky = one.agents(url, "anna"), one.agents(url, "bela")
+    whole = shaky.wait_for("model")
+    shaky.wait_for("received", round=1)
+    shaky.kill()
+    again = one.agents(url, "bela")
+    finish(one, coordinator, steady, again)
+    first, *later = [event for event in again.events if event["event"] == "model"]
+    assert not whole.get("changes")
+    assert first["changes"]
+    assert first["bytes"] < 0.8 * whole["bytes"]
+    assert later

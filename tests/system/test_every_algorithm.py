@@ -181,6 +181,27 @@ def parts_of(told, who):
     return [event.get("part", False) for event in told if (event["event"], event["device"]) == ("model", who)]
 
 
+@pytest.mark.parametrize("download", ["raw", "fp16", "int8"])
+def test_what_a_device_has_an_older_model_of_comes_as_what_changed(tmp_path, broker, one_thread, download):
+    """By a rate at which models are near each other, and to the same bytes. anna keeps a part; bela and carl, of whom a
+    draw asks one or both, keep all."""
+    recipe = Recipe(batch=6, lr=0.001)
+    run = Run(spec=SPEC, algorithm="fedper", recipe=recipe, rounds=6, seed=3, fraction=0.6, download=download)
+    data = {"anna": data_of(1), "bela": data_of(2), "carl": data_of(3)}
+    plans = {"anna": Plan(widths={g: max(8, n // 2) for g, n in layout_of(SPEC).sizes.items()})}
+    told = []
+    shared, private, _ = asyncio.run(together(tmp_path, broker, f"near-{download}", run, data, plans, told))
+    simulated = simulate(run, {w: Member(w, d.train, d.val, plans.get(w)) for w, d in data.items()})
+    assert tensors.equal(shared, simulated.shared)
+    for who in data:
+        assert tensors.equal(private[who], simulated.private[who]), who
+        first, *later = [event for event in told if (event["event"], event["device"]) == ("model", who)]
+        assert not first.get("changes")
+        assert later
+        assert all(event.get("changes") and event["bytes"] < 0.8 * first["bytes"] for event in later)
+        assert {event.get("part", False) for event in (first, *later)} == {who == "anna"}
+
+
 def test_who_compares_its_plan_with_the_dense_twin_has_the_last_model_whole(tmp_path, broker):
     run = Run(spec=SPEC, algorithm="fedper", recipe=Recipe(batch=6, lr=0.02), rounds=2, seed=3)
     data, told = {"anna": data_of(1), "bela": data_of(2)}, []

@@ -153,7 +153,9 @@ def test_bytes_that_come_all_at_once_are_counted_for_the_rounds_they_are_for(hou
     for result in results:
         shared_model = len(one.blobs.get(one.store.fleets.get("watch").model_digest))
         assert list(result["traffic"]) == ["1", "2", "3", "4"]
-        assert all(round["down"] > shared_model for round in result["traffic"].values())
+        first, *later = (round["down"] for round in result["traffic"].values())
+        assert first > shared_model
+        assert all(down > shared_model / 3 for down in later), "what changed of it"
 
 
 def test_bytes_down_are_what_was_sent_also_what_was_lost_and_sent_again(house, monkeypatch):
@@ -162,8 +164,9 @@ def test_bytes_down_are_what_was_sent_also_what_was_lost_and_sent_again(house, m
 
     def loses_the_first(hub, topic, payload, retain=False):
         """The four pieces of the first model, for each device."""
-        if "/dn/" in topic and lost[topic] < 4:
-            lost[topic] += 1
+        device = topic.rpartition("/dn/")[0]
+        if device and lost[device] < 4:
+            lost[device] += 1
         else:
             publish(hub, topic, payload, retain)
 

@@ -124,6 +124,7 @@ def spoken() -> list[tuple[str, Header, m.Message, Signer]]:
         (dev, m.Trouble(attempt=7, reason="20 wrong chunks")),
         (dev, m.Goodbye(version=10)),
         (dev, m.Leave()),
+        (dev, m.WantChanges(model_digest=model.sha256, mask=b"", base=update.sha256, held=update.sha256)),
     ]
     out = []
     for number, (kind, message) in enumerate(said, 1):

@@ -22,6 +22,7 @@ from talaria.tensors import Tensors, is_float
 from talaria.types import Update
 from talaria.wire import codec, compact, download, messages, strict_safetensors, topics
 from talaria.wire.broker_url import Address
+from talaria.wire.changes import applied, changes
 from talaria.wire.chunks import cut_of, describe
 from talaria.wire.compression import squeeze, unsqueeze
 from talaria.wire.frames import MAX_HEADER, VERSION, Frame, Header, decode_frame, encode_frame, signed_by
@@ -72,6 +73,7 @@ def every_message() -> list[messages.Message]:
         messages.Want(model_digest=CUT.sha256, bitmap=b"\x0f"),
         messages.CompactManifest(of=bytes(32), **parcel),  # type: ignore[arg-type]
         messages.WantCompact(model_digest=CUT.sha256, mask=masks.pack(MASK)),
+        messages.WantChanges(model_digest=CUT.sha256, mask=b"", base=bytes(32), held=bytes(32)),
         messages.KitManifest(**parcel),  # type: ignore[arg-type]
         messages.NoKit(reason="there is none"),
         messages.WantKit(sha256=CUT.sha256, bitmap=b"\x0f"),
@@ -122,6 +124,8 @@ def targets() -> list[Target]:
     numbers = np.sqrt(np.arange(2, 400, dtype=np.float32)).tobytes()
     part = compact.compacted(raw, MASK)
     about = strict_safetensors.parse_meta(strict_safetensors.unpack(part, most=9)[1], "talaria-compact")
+    roots = np.sqrt(np.arange(1000, dtype=np.float32))
+    older, newer = (strict_safetensors.pack({"w": roots * np.float32(by)}) for by in (1.0, 1.0001))
     quantized = compact.compacted(download.encoded(download.rounded(DENSE, "int8"), "int8"), MASK)
     return [
         Target("frame", _frame, wire, frames),
@@ -133,6 +137,7 @@ def targets() -> list[Target]:
         Target("tensors", _tensors, wire, [raw, squeeze(raw), codec.encode_tensors(DENSE, codec="int8")]),
         Target("own tensors", _own, wire, [raw]),
         Target("part of a model", _part, wire, [part, quantized]),
+        Target("changes", partial(_changes, older), wire, [changes(older, newer) or b""]),
         Target("facts of a part", _facts_of_part, wire, [json.dumps(about).encode()]),
         Target("packed mask", lambda data: masks.unpack(LAYOUT, data), (ModelError,), [masks.pack(MASK)]),
         Target("update", _update, wire, updates()),
@@ -232,6 +237,11 @@ def _part(data: bytes) -> None:
     if found is not None:
         _fitting(found.tensors, found.mask)
         compact.model_of(data)
+
+
+def _changes(before: bytes, data: bytes) -> None:
+    if len(made := applied(data, before)) != len(before):
+        raise Defect(f"changes of {len(before)} bytes made {len(made)}")
 
 
 def _facts_of_part(data: bytes) -> None:

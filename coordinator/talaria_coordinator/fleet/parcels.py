@@ -1,48 +1,65 @@
-"""What devices download: the global model, what each mask keeps of it, and the run's kit."""
+"""What devices download: the global model, what each mask keeps of it, what changed of that, and the run's kit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
 
 from talaria import time
-from talaria.errors import ModelError, TalariaError
+from talaria.errors import ModelError, StateError, TalariaError
 from talaria.federated.global_model import encode_compact
 from talaria.federated.rounds import algorithm_of
 from talaria.federated.run import Run
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.kits import KitOffer
+from talaria.wire.changes import changes, pays
 from talaria.wire.chunks import Cut, describe
+from talaria.wire.messages import WantChanges, WantCompact
 from talaria_coordinator.fleet.hands import Hands
 
 ROOM = 64 << 20
 """Bytes of parts that are held at a time, or four models if that is more; another is made again when it is read."""
+BEFORE = 8
+"""So many models before the current one a device may have, and download what changed since."""
+AT_ONCE = 2
+"""So many parts are made at the same time: each holds two models meanwhile."""
 
 
 class Parcels:
-    """The bytes behind what the machine announces; ``offered`` is told of the kit, or why there is none."""
+    """The bytes behind what the machine announces; ``offered`` is told of the kit, or why there is none, and ``model``
+    gives one of before by its sha256 (hex)."""
 
     def __init__(
-        self, run: Run, make_kit: Callable[[], bytes], hands: Hands, offered: Callable[[KitOffer], None]
+        self,
+        run: Run,
+        make_kit: Callable[[], bytes],
+        hands: Hands,
+        offered: Callable[[KitOffer], None],
+        model: Callable[[str], bytes],
     ) -> None:
         self._run, self._make_kit, self._hands, self._offered = run, make_kit, hands, offered
+        self._blob = model
         self._model: tuple[Cut, bytes] | None = None
         self._kit: tuple[Cut, bytes] | None = None
         self._seeks_kit = False
-        self._masks: dict[bytes, bytes] = {}
-        """Of each part of the model, by its sha256, the mask."""
+        self._before = deque[bytes](maxlen=BEFORE)
+        self._wants: dict[bytes, WantCompact] = {}
+        """Of each part of the model, by its sha256, what it was asked for with."""
         self._parts: OrderedDict[bytes, bytes] = OrderedDict()
-        self._asked: dict[bytes, set[str]] = {}
+        self._asked: dict[WantCompact, set[str]] = {}
+        self._makes = asyncio.Semaphore(AT_ONCE)
         self._narrow = False
         self._prunes = algorithm_of(run).card.prunes
 
-    @property
-    def to_all(self) -> bool:
-        """Whether the next model may be sent to all at once: nobody asked for a part of this one, and nobody's mask
-        will shrink. Who needs a part does not listen."""
-        return not (self._narrow or self._prunes)
+    def to_all(self, data: bytes) -> bool:
+        """Whether ``data`` may be sent to all at once as the next model: nobody asked for a part of this one, nobody's
+        mask will shrink, and who has this one saves nothing by asking for what changed. Who needs less does not
+        listen."""
+        return not (self._narrow or self._prunes or (self._model is not None and pays(self._model[1], data)))
 
     @property
     def size(self) -> int:
@@ -59,8 +76,10 @@ class Parcels:
 
     def publish(self, data: bytes, chunk: int) -> Cut:
         """From now on ``data`` is the global model."""
-        self._model = describe(data, chunk), data
-        self._masks, self._narrow = {}, False
+        last, self._model = self._model, (describe(data, chunk), data)
+        if last is not None and last[0].sha256 != self._model[0].sha256:
+            self._before.append(last[0].sha256)
+        self._wants, self._narrow = {}, False
         self._parts.clear()
         self._asked.clear()
         return self._model[0]
@@ -70,10 +89,23 @@ class Parcels:
         for held in (self._kit, self._model):
             if held is not None and held[0].sha256 == cut.sha256:
                 return held[1]
-        mask = self._masks.get(cut.sha256)
-        if mask is None or self._model is None:
+        want = self._wants.get(cut.sha256)
+        if want is None or self._model is None:
             return b""
-        return self._keep(cut.sha256, self._parts.get(cut.sha256) or encode_compact(self._run, self._model[1], mask))
+        return self._keep(cut.sha256, self._parts.get(cut.sha256) or self._part(self._model[1], want))
+
+    def _part(self, model: bytes, want: WantCompact) -> bytes:
+        """What of ``model`` is wanted, or what changed of that where this is known, and less."""
+        part = self._kept(model, want.mask)
+        if isinstance(want, WantChanges) and want.base in self._before:
+            with suppress(StateError):  # the older one need not be there any more
+                held = self._kept(self._blob(want.base.hex()), want.mask)
+                if sha256(held).digest() == want.held:
+                    return changes(held, part) or part
+        return part
+
+    def _kept(self, model: bytes, mask: bytes) -> bytes:
+        return encode_compact(self._run, model, mask) if mask else model
 
     def _keep(self, digest: bytes, part: bytes) -> bytes:
         self._parts[digest] = part
@@ -86,32 +118,34 @@ class Parcels:
     # -- parts of the model
 
     def ask(self, asked: a.CompactAsked) -> None:
-        """Make what a mask keeps, once for all who ask for it meanwhile."""
-        self._narrow = True
-        first = asked.mask not in self._asked
-        self._asked.setdefault(asked.mask, set()).add(asked.device)
+        """Make what is wanted, once for all who ask for the same meanwhile."""
+        self._narrow |= bool(asked.want.mask)
+        first = asked.want not in self._asked
+        self._asked.setdefault(asked.want, set()).add(asked.device)
         if first:
             self._hands.spawn(self._make(asked))
 
     async def _make(self, asked: a.CompactAsked) -> None:
-        if self._model is None or self._model[0].sha256 != asked.model_digest:
+        want = asked.want
+        if self._model is None or self._model[0].sha256 != want.model_digest:
             return
         whole, data = self._model
         try:
-            part = await asyncio.to_thread(encode_compact, self._run, data, asked.mask)
+            async with self._makes:
+                part = await asyncio.to_thread(self._part, data, want)
             cut = await asyncio.to_thread(describe, part, whole.chunk)
         except ModelError as error:
             self._hands.tell("error", device=asked.device, error=f"asked for a part of the model by no mask: {error}")
             part, cut = b"", None
-        if self._model is None or self._model[0].sha256 != asked.model_digest:
+        if self._model is None or self._model[0].sha256 != want.model_digest:
             return  # replaced meanwhile
         if cut is not None and len(part) < len(data):
-            self._masks[cut.sha256] = asked.mask
+            self._wants[cut.sha256] = want
             self._keep(cut.sha256, part)
         else:
             cut = None
-        devices = tuple(sorted(self._asked.pop(asked.mask, ())))
-        await self._hands.put(e.CompactMade(time.monotonic(), asked.model_digest, asked.mask, cut, devices))
+        devices = tuple(sorted(self._asked.pop(want, ())))
+        await self._hands.put(e.CompactMade(time.monotonic(), want, cut, devices))
 
     # -- the run's kit
 

@@ -114,7 +114,7 @@ class Service:
             if recruit is None
             else Relayed(config, self._learning, store, hands, recruit, sent)
         )
-        self._parcels = Parcels(config.run, kit, hands, self._offer_kit)
+        self._parcels = Parcels(config.run, kit, hands, self._offer_kit, blobs.get)
         fold = self._intake.folded
         self._conductor = conduct(config, store, self._learning, hands, rules.grace, self._secure, fold)
         self._talk = Conversation(self._secure, hands)
@@ -478,8 +478,9 @@ class Service:
         return self.again
 
     def _publish_model(self, multicast: bool) -> None:
-        multicast = multicast and self._parcels.to_all
-        cut = self._parcels.publish(self.blobs.get(self._conductor.fleet.model_digest), self._half.rules.chunk)
+        data = self.blobs.get(self._conductor.fleet.model_digest)
+        multicast = multicast and self._parcels.to_all(data)
+        cut = self._parcels.publish(data, self._half.rules.chunk)
         self._feed(e.PublishModel(time.monotonic(), self._conductor.fleet.round, cut, multicast))
         if self._conductor.over and self._done_at is None:
             self._done_at = time.monotonic()

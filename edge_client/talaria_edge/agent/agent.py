@@ -168,7 +168,8 @@ class Agent:
         bare = done.update if done is not None and not self.config.secure else b""
         self._rounds.upload = upload = masked or bare
         digest = hashlib.sha256(upload).digest() if upload else b""
-        self._feed(e.Boot(time.monotonic(), self._store.model_digest(), chunks, digest))
+        model, held = self._store.model_digests()
+        self._feed(e.Boot(time.monotonic(), model, chunks, digest, held))
 
     def _will(self) -> Will:
         """Called before each attempt to connect: counts the boot, so that births and deaths pair up."""

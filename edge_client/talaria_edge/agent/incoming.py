@@ -14,7 +14,7 @@ from talaria.protocol.device.machine import DeviceState
 from talaria.wire.chunks import Cut
 from talaria_edge.config import DeviceConfig
 from talaria_edge.storage.downloads import Downloads
-from talaria_edge.storage.state import DeviceStore
+from talaria_edge.storage.state import DeviceStore, UnfitError
 
 Put = Callable[[object], Coroutine[Any, Any, None]]
 
@@ -63,16 +63,21 @@ class Incoming:
     async def assemble(self, action: a.ModelComplete) -> None:
         """All of a global model is here: check it and put it in force."""
         try:
-            await self._models.finish(action)
+            made = await self._models.finish(action)
+        except UnfitError as error:
+            self._tell("error", error=str(error))
+            await self._put(e.ChangesUnfit(time.monotonic(), action.cut.sha256))
         except (StateError, WireError) as error:
             if self._state.fetch is None or self._state.fetch.cut.sha256 != action.cut.sha256:
                 return
             self._tell("error", error=str(error))
             await self._fetch_again(action.xfer, action.cut)
         else:
-            part = {"part": True} if action.of else {}
-            self._tell("model", version=action.version, bytes=action.cut.size, **part)
-            await self._put(e.ModelStored(time.monotonic(), action.cut.sha256, action.of))
+            held = made or action.cut.sha256
+            kind = {"part": True} if action.of not in (b"", held) else {}
+            kind |= {"changes": True} if made else {}
+            self._tell("model", version=action.version, bytes=action.cut.size, **kind)
+            await self._put(e.ModelStored(time.monotonic(), action.cut.sha256, action.of, held))
 
     async def _fetch_again(self, transfer: str, cut: Cut) -> None:
         """After the disk refused: look what is there, a while later."""

@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from talaria.errors import StateError
 from talaria.protocol import actions as a
 from talaria.wire.chunks import Assemblies, Cut
 
+T = TypeVar("T")
 
-class Downloads(Assemblies[str]):
-    """Unfinished downloads of one kind, by transfer; ``adopt`` puts a whole one in force."""
 
-    def __init__(self, path: Callable[[str], Path], limit: int, adopt: Callable[[str], None]) -> None:
+class Downloads(Assemblies[str], Generic[T]):
+    """Unfinished downloads of one kind, by transfer; ``adopt`` puts a whole one in force, and says what of it."""
+
+    def __init__(self, path: Callable[[str], Path], limit: int, adopt: Callable[[str], T]) -> None:
         super().__init__(path, limit)
         self._adopt = adopt
 
@@ -25,9 +28,9 @@ class Downloads(Assemblies[str]):
             return self.found(transfer, cut)
         return frozenset()
 
-    async def finish(self, action: a.ModelComplete | a.KitComplete) -> None:
-        """Check the whole, and put it in force. Raises :class:`~talaria.errors.StateError` and
+    async def finish(self, action: a.ModelComplete | a.KitComplete) -> T:
+        """Check the whole, and put it in force: what ``adopt`` says. Raises :class:`~talaria.errors.StateError` and
         :class:`~talaria.errors.WireError` where it cannot be."""
         with self.take(action.xfer, action.cut) as part:
             await asyncio.to_thread(part.finish)
-        self._adopt(action.xfer)
+        return await asyncio.to_thread(self._adopt, action.xfer)

@@ -32,9 +32,10 @@ from pathlib import Path
 from typing import Any
 
 from talaria import durable, time
-from talaria.errors import StateError
+from talaria.errors import StateError, WireError
 from talaria.protocol.device.machine import DeviceState
 from talaria.tensors import Tensors
+from talaria.wire.changes import applied, are_changes
 from talaria.wire.compact import model_of
 from talaria_edge.storage import tensor_files
 
@@ -50,6 +51,10 @@ KEPT = (
 """What a device keeps in its folder, its earlier bundles too."""
 _BEFORE = {"step": "round", "base": "base_digest"}
 """What format 1 called otherwise. Its tensors are the same."""
+
+
+class UnfitError(StateError):
+    """What came as changes of the global model does not fit the one on flash."""
 
 
 @dataclass(frozen=True)
@@ -222,16 +227,36 @@ class DeviceStore:
         """Where the global model of this transfer is put together."""
         return self.folder / f"model-{transfer}.part"
 
-    def adopt_model(self, transfer: str) -> None:
-        """The finished transfer becomes the global model on flash, by one rename."""
-        tensor_files.rename(self.model_part(transfer), self._model)
-
-    def model_digest(self) -> bytes:
-        """sha256 of the global model on flash, or of the one that a part of lies there, read again; empty where there
-        is none."""
-        if not self._model.exists():
+    def adopt_model(self, transfer: str) -> bytes:
+        """The finished transfer becomes the global model on flash, by one rename; of changes, what they make of the one
+        that is there, whose sha256 is given back. Raises :class:`UnfitError` for changes to another."""
+        part = self.model_part(transfer)
+        if not self._are_changes(part):
+            tensor_files.rename(part, self._model)
             return b""
-        return model_of(tensor_files.read(self._model, "delete it; it is fetched again"))
+        try:
+            after = applied(tensor_files.read(part, "it is fetched again"), self.model())
+        except (WireError, StateError) as error:
+            raise UnfitError(f"what changed of the global model is of no use here: {error}") from None
+        tensor_files.write(self._model, after)
+        part.unlink(missing_ok=True)
+        return hashlib.sha256(after).digest()
+
+    @staticmethod
+    def _are_changes(part: Path) -> bool:
+        try:
+            with part.open("rb") as file:
+                return are_changes(file.read(16))
+        except OSError as error:
+            raise StateError(f"state: {part} cannot be read: {error.strerror}; it is fetched again") from None
+
+    def model_digests(self) -> tuple[bytes, bytes]:
+        """sha256 of the global model on flash, or of the one that a part of lies there, read again, and of the file;
+        empty where there is none."""
+        if not self._model.exists():
+            return b"", b""
+        data = self.model()
+        return model_of(data), hashlib.sha256(data).digest()
 
     def model(self) -> bytes:
         """The global model on flash, or what this device keeps of it."""

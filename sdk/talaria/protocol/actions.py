@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from talaria.wire.chunks import Cut
+from talaria.wire.messages import WantCompact
 
 # ---- actions of both halves ----------------------------------------------------------------------------
 
@@ -209,12 +210,11 @@ class Equivocation:
 
 @dataclass(frozen=True)
 class CompactAsked:
-    """A device asks for what ``mask`` keeps of the global model with this sha256: make it, and answer with
+    """A device wants this of the global model: make it, and answer with
     :class:`~talaria.protocol.events.CompactMade`."""
 
     device: str
-    model_digest: bytes
-    mask: bytes = field(repr=False)
+    want: WantCompact = field(repr=False)
 
 
 @dataclass(frozen=True)

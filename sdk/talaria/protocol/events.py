@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from talaria.wire.chunks import Cut
+from talaria.wire.messages import WantCompact
 
 # ---- events for both halves ----------------------------------------------------------------------------
 
@@ -260,12 +261,13 @@ class Revoke:
 class Boot:
     """The process began. ``model_digest`` is the sha256 of the global model on flash, if any; ``chunks`` the intact
     chunks of a partial one (of the global model that the saved state names); ``update`` the sha256 of the update on
-    flash, empty where there is none (None: it is where the saved state says)."""
+    flash, empty where there is none (None: it is where the saved state says); ``held`` as in :class:`ModelStored`."""
 
     now: float
     model_digest: bytes = b""
     chunks: frozenset[int] = frozenset()
     update: bytes | None = None
+    held: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -277,11 +279,21 @@ class Connecting:
 
 @dataclass(frozen=True)
 class ModelStored:
-    """The global model with this sha256 is durable on flash, or what is kept here ``of`` one."""
+    """The global model with this sha256 is durable on flash, or what is kept here ``of`` one. ``held`` is the sha256 of
+    the file, where the next one may come as the changes to it."""
 
     now: float
     sha256: bytes
     of: bytes = b""
+    held: bytes = b""
+
+
+@dataclass(frozen=True)
+class ChangesUnfit:
+    """What came with this sha256 are changes, and they do not fit what is on flash."""
+
+    now: float
+    sha256: bytes
 
 
 @dataclass(frozen=True)
@@ -337,12 +349,11 @@ class DeclineRound:
 
 @dataclass(frozen=True)
 class CompactMade:
-    """What ``mask`` keeps of the current global model, ``model_digest``, is there to be downloaded, cut so, for the
-    ``devices`` that asked for it; None where it is no mask of the model."""
+    """What ``devices`` ``want`` of the current global model is there to be downloaded, cut so; None where they are to
+    take all of it."""
 
     now: float
-    model_digest: bytes
-    mask: bytes = field(repr=False)
+    want: WantCompact = field(repr=False)
     cut: Cut | None
     devices: tuple[str, ...]
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -36,28 +38,29 @@ def squeeze(data: bytes, word: int = 1) -> bytes:
     what is no whole word follow. Data that begins as a frame does is always framed, so that it is not taken for one.
     """
     if data.startswith(MAGIC):
-        return _framed(data, 1)
+        return framed(data, 1)
     whole = len(data) // word * word
     places = np.ascontiguousarray(np.frombuffer(data, np.uint8, whole).reshape(-1, word).T)
     if word > 1 and np.count_nonzero(places[0]) < _FULL * places.shape[1]:
         return squeeze(data)  # many words are zero, or short: all their bytes repeat
-    framed = _paying(places[-1].data, word)
-    return data if framed is None else b"".join((framed, places[:-1].data, data[whole:]))
+    high = _paying(places[-1].data, word)
+    return data if high is None else b"".join((high, places[:-1].data, data[whole:]))
 
 
 def _paying(part: memoryview, word: int) -> bytes | None:
     """``part``, a byte of each ``word``, in one frame; None where that gains less than 5 % of the words."""
     start = max(0, (len(part) - _PROBE) // 2)
     probe = part[start : start + _PROBE]
-    tried = _framed(probe, word)
+    tried = framed(probe, word)
     if len(probe) - len(tried) < max(1, _GAIN * word * len(probe)):
         return None
-    packed = tried if len(probe) == len(part) else _framed(part, word)
+    packed = tried if len(probe) == len(part) else framed(part, word)
     return packed if len(packed) < len(part) else None
 
 
-def _framed(data: bytes | memoryview, word: int) -> bytes:
-    """``data`` in one frame, by a compressor that each thread keeps: to make one takes as long as 10 KiB."""
+def framed(data: bytes | memoryview, word: int = 1) -> bytes:
+    """``data``, a byte of each ``word``, in one frame, by a compressor that each thread keeps: making one takes as
+    long as 10 KiB."""
     if not hasattr(_own, "compressors"):
         _own.compressors = [zstd.ZstdCompressor(options=options) for options in (_PLAIN, _HIGH)]
     found: bytes = _own.compressors[word > 1].compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
@@ -75,28 +78,14 @@ def unsqueeze(data: bytes, cap: int) -> bytes:
         if len(data) > cap:
             raise TooLarge(f"{len(data)} bytes are above the limit of {cap}")
         return data
-    try:
-        size = zstd.get_frame_info(data).decompressed_size
-        if size is None:
-            raise WireError("zstd frame does not state its size; compress it in one piece")
-        if size > cap:
-            raise TooLarge(f"zstd frame declares {size} bytes, above the limit of {cap}")
-        if (window := _window(data, size)) > MAX_WINDOW:
-            raise TooLarge(f"zstd frame declares a window of {window} bytes, above {MAX_WINDOW}")
-        end = zstd.get_frame_size(data)
+    with _reading():
+        size, end = _measured(memoryview(data), cap)
         others, rest = divmod(len(data) - end, size) if size else (0, len(data) - end)
         if others not in (0, 1, 3) or rest > others:
             raise WireError(f"{len(data) - end} bytes follow the zstd frame of {size}, or it is truncated")
         if size + len(data) - end > cap:
             raise TooLarge(f"zstd frame and what follows it are {size + len(data) - end} bytes, above {cap}")
-        reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 23})
-        out = reader.decompress(memoryview(data)[:end], max_length=size + 1)
-    except zstd.ZstdError as why:
-        raise WireError(f"zstd frame is damaged or its window is above {MAX_WINDOW} bytes: {why}") from None
-    if len(out) > size:
-        raise TooLarge(f"zstd frame holds more than the {size} bytes that it declares")
-    if len(out) != size or not reader.eof:
-        raise WireError(f"zstd frame declares {size} bytes but holds {len(out)}")
+        out = _opened(memoryview(data)[:end], size)
     if not others:
         return out
     words = np.empty((size, others + 1), np.uint8)
@@ -106,7 +95,49 @@ def unsqueeze(data: bytes, cap: int) -> bytes:
     return b"".join((words.data, data[len(data) - rest :]))
 
 
-def _window(data: bytes, size: int) -> int:
+def unframed(data: memoryview, size: int) -> tuple[bytes, memoryview]:
+    """The ``size`` bytes in the frame that ``data`` begins with, and what follows it. Raises :class:`WireError` for
+    anything else, before more is made."""
+    if data[: len(MAGIC)] != MAGIC:
+        raise WireError("a zstd frame is missing; damaged")
+    with _reading():
+        found, end = _measured(data, size)
+        if found != size:
+            raise WireError(f"zstd frame declares {found} bytes, not {size}; damaged")
+        return _opened(data[:end], size), data[end:]
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except zstd.ZstdError as why:
+        raise WireError(f"zstd frame is damaged or its window is above {MAX_WINDOW} bytes: {why}") from None
+
+
+def _measured(data: memoryview, cap: int) -> tuple[int, int]:
+    """Bytes in the frame that ``data`` begins with, and of it."""
+    size = zstd.get_frame_info(data).decompressed_size
+    if size is None:
+        raise WireError("zstd frame does not state its size; compress it in one piece")
+    if size > cap:
+        raise TooLarge(f"zstd frame declares {size} bytes, above the limit of {cap}")
+    if (window := _window(data, size)) > MAX_WINDOW:
+        raise TooLarge(f"zstd frame declares a window of {window} bytes, above {MAX_WINDOW}")
+    return size, zstd.get_frame_size(data)
+
+
+def _opened(frame: memoryview, size: int) -> bytes:
+    reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: 23})
+    out: bytes = reader.decompress(frame, max_length=size + 1)
+    if len(out) > size:
+        raise TooLarge(f"zstd frame holds more than the {size} bytes that it declares")
+    if len(out) != size or not reader.eof:
+        raise WireError(f"zstd frame declares {size} bytes but holds {len(out)}")
+    return out
+
+
+def _window(data: memoryview, size: int) -> int:
     """How far back a frame of ``size`` bytes may refer (RFC 8878, section 3.1.1.1)."""
     if data[4] >> 5 & 1:
         return size

@@ -292,6 +292,17 @@ class WantCompact(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WantChanges(WantCompact):
+    """The same (all of the model where ``mask`` is empty) as the changes since the global model ``base``: what the
+    device has of that is the file with the sha256 ``held``."""
+
+    TYPE: ClassVar[str] = "wantchanges"
+    mask: bytes = _bytes(0, MAX_MASK)
+    base: bytes = _bytes(32, 32)
+    held: bytes = _bytes(32, 32)
+
+
+@dataclass(frozen=True, kw_only=True)
 class WantKit(Message):
     """The device asks for exactly these chunks of the kit with this sha256; with an empty bitmap, for its manifest."""
 
@@ -395,6 +406,7 @@ _ALL: tuple[type[Message], ...] = (
     Rebirth,
     Want,
     WantCompact,
+    WantChanges,
     WantKit,
     Word,
     Told,

@@ -14,6 +14,7 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState, Rules
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
 from talaria.protocol.transfer import chunk_frames, transfer_of
+from talaria.wire import messages as m
 from talaria.wire.chunks import Cut, describe
 from talaria.wire.frames import decode_frame
 from talaria.wire.mqtt import Arrival, Will
@@ -21,6 +22,7 @@ from talaria.wire.signing import Signer
 from talaria.wire.topics import coordinator_filters, device_filters, parse, upload_filter
 
 FED = "watch"
+CHANGES = b"changes"
 
 
 def made(*words: object, size: int = 3000) -> bytes:
@@ -41,6 +43,11 @@ class Disk:
     models: dict[bytes, bytes] = field(default_factory=dict)
     updates: dict[tuple[int, str], bytes] = field(default_factory=dict)
     kit: bytes = b""
+
+    @property
+    def held(self) -> bytes:
+        """The sha256 of the file of a device's model."""
+        return hashlib.sha256(next(iter(self.models.values()))).digest() if self.models else b""
 
 
 class World:
@@ -73,6 +80,10 @@ class World:
         self.reports: list[tuple[str, str, int | None]] = []
         self.devices: dict[str, tuple[DeviceMachine, DeviceState]] = {}
         self.auto_commit = True
+        self.follows = False
+        """Whether devices tell which file they have, and so may ask for changes."""
+        self.made_of: dict[bytes, bytes] = {}
+        """Files by their sha256; changes stand in for them by naming both."""
         self.update_of = lambda name, attempt: made(name, attempt, size=4500)
 
     # -- coordinator --------------------------------------------------------------------------------
@@ -184,10 +195,16 @@ class World:
 
     def _narrow(self, action: a.CompactAsked) -> None:
         """The part that a mask keeps: the model's bytes up to the mask's number."""
-        data = self.disk.models[action.model_digest][: int(action.mask.decode())]
+        want = action.want
+        keep = slice(int(want.mask.decode() or 1 << 20))
+        data = self.disk.models[want.model_digest][keep]
+        older = self.disk.models.get(want.base, b"")[keep] if isinstance(want, m.WantChanges) else b""
+        if older and hashlib.sha256(older).digest() == want.held:
+            self.made_of[digest := hashlib.sha256(data).digest()] = data
+            data = CHANGES + want.held + digest
         cut = describe(data, self.rules.chunk)
         self.disk.models[cut.sha256] = data
-        self.tell(e.CompactMade(self.now, action.model_digest, action.mask, cut, (action.device,)))
+        self.tell(e.CompactMade(self.now, action.want, cut, (action.device,)))
 
     def _send(self, action: a.SendChunks, data: bytes) -> None:
         for topic, payload in chunk_frames(action, lambda off, n: data[off : off + n]):
@@ -217,7 +234,7 @@ class World:
         model = next(iter(disk.models), b"")
         partial = state.partial()
         chunks = frozenset() if partial is None else frozenset(disk.files.get((name, partial[0]), {}))
-        self.say(name, e.Boot(self.now, model, chunks))
+        self.say(name, e.Boot(self.now, model, chunks, held=disk.held if self.follows else b""))
         self.link_device(name)
 
     def link_device(self, name: str) -> None:
@@ -259,8 +276,15 @@ class World:
                     data = b"".join(pieces[i] for i in sorted(pieces))
                     assert hashlib.sha256(data).digest() == action.cut.sha256
                     assert transfer_of(action.cut.sha256) == action.xfer
+                    if data.startswith(CHANGES):
+                        of, to = data[len(CHANGES) : -32], data[-32:]
+                        if of != disk.held:
+                            self.say(name, e.ChangesUnfit(self.now, action.cut.sha256))
+                            continue
+                        data = self.made_of[to]
                     disk.models = {action.of or action.cut.sha256: data}
-                    self.say(name, e.ModelStored(self.now, action.cut.sha256, action.of))
+                    held = disk.held if self.follows else b""
+                    self.say(name, e.ModelStored(self.now, action.cut.sha256, action.of, held))
                 case a.KitBegun():
                     found = frozenset(disk.files.get((name, action.xfer), {}))
                     self.say(name, e.KitFound(self.now, action.cut.sha256, found))

@@ -351,7 +351,7 @@ def test_what_the_probe_holds_whole_is_packed_once(monkeypatch):
         return zstd.compress(data, 1)
 
     wanted = squeeze(bytes(40_000))
-    monkeypatch.setattr("talaria.wire.compression._framed", counted)
+    monkeypatch.setattr("talaria.wire.compression.framed", counted)
     assert squeeze(bytes(40_000)) == wanted
     assert packed == [40_000]
 

@@ -120,6 +120,7 @@ EXAMPLES = [
     m.DeviceBirth(online=False, key=b"", profile=b"p"),
     m.CompactManifest(of=HASH, size=2500, chunk=1000, sha256=HASH, hashes=bytes(96), nonce=bytes(16)),
     m.WantCompact(model_digest=HASH, mask=b"\x05"),
+    m.WantChanges(model_digest=HASH, mask=b"", base=HASH, held=HASH),
     m.ModelManifest(version=3, size=2500, chunk=1000, sha256=HASH, hashes=bytes(96), nonce=bytes(16)),
     m.Offer(attempt=1, base_version=0, base_digest=HASH, size=1, chunk=1000, sha256=HASH, hashes=HASH, nonce=bytes(16)),
     m.Work(attempt=1, version=2, model_digest=HASH, seconds=1.5, spec=b""),

@@ -1,4 +1,4 @@
-"""What a coordinator answers to a device that asks for what it keeps of the global model."""
+"""What a coordinator answers to a device that asks for what it keeps of the global model, or what changed of that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from talaria.wire import messages as m
 from talaria.wire.chunks import Cut
 
 MASKS = 4
-"""So many masks of one device are made of one model: an honest one changes its mind once at most."""
+"""So many different answers to one device are made of one model: an honest one changes its mind once at most."""
 
 
 def serve(t: Turn, device: str, want: m.WantCompact) -> None:
@@ -23,24 +23,24 @@ def serve(t: Turn, device: str, want: m.WantCompact) -> None:
         peer.served += len(model.cut.hashes)
         t.say_where(device)
         return
-    cut = t.state.compacts.get(_key(want.mask))
+    cut = t.state.compacts.get(_key(want))
     if cut is not None:
         _tell(t, device, model.cut.sha256, cut)
         return
     if peer.masks >= MASKS:
-        raise IgnoredError(f"asked for {MASKS} masks of one global model; a device has one")
+        raise IgnoredError(f"asked for {MASKS} different parts of one global model; a device has one")
     peer.masks += 1
-    t.act(a.CompactAsked(device, want.model_digest, want.mask))
+    t.act(a.CompactAsked(device, want))
 
 
 def made(t: Turn, event: e.CompactMade) -> None:
     """It is there: tell those who asked. Where it is none, they take the whole model."""
     model = t.state.model
-    if model is None or model.cut.sha256 != event.model_digest:
+    if model is None or model.cut.sha256 != event.want.model_digest:
         return  # replaced meanwhile; whoever needs the new one asks for it
-    cut = t.state.compacts[_key(event.mask)] = event.cut or model.cut
+    cut = t.state.compacts[_key(event.want)] = event.cut or model.cut
     for device in event.devices:
-        _tell(t, device, event.model_digest, cut)
+        _tell(t, device, model.cut.sha256, cut)
 
 
 def cut_named(t: Turn, digest: bytes) -> Cut | None:
@@ -51,8 +51,8 @@ def cut_named(t: Turn, digest: bytes) -> Cut | None:
     return next((cut for cut in t.state.compacts.values() if cut.sha256 == digest), None)
 
 
-def _key(mask: bytes) -> bytes:
-    return sha256(mask).digest()
+def _key(want: m.WantCompact) -> bytes:
+    return sha256(m.encode_message(want)).digest()
 
 
 def _tell(t: Turn, device: str, of: bytes, cut: Cut) -> None:

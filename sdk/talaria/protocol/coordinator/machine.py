@@ -396,7 +396,7 @@ class CoordinatorMachine:
                 uploads.offer(t, device, message)
             case m.Want():
                 self._serve(t, device, peer, message)
-            case m.WantCompact():
+            case m.WantCompact() | m.WantChanges():
                 compacts.serve(t, device, message)
             case m.Word():
                 secure_rounds.heard(t, device, message)

@@ -126,7 +126,7 @@ class Peer:
     served: int = 0
     """Bytes sent to it alone, of the current global model."""
     masks: int = field(default=0, metadata=state_codec.of_this_life())
-    """How many masks of the current global model it had made."""
+    """How many parts of the current global model it had made."""
     out: str = ""
     """Why it is quarantined; empty where it is not."""
     key: bytes = b""
@@ -264,7 +264,7 @@ class CoordinatorState:
     fenced: bool = False
     model: GlobalModel | None = None
     compacts: dict[bytes, Cut] = field(default_factory=dict, metadata=state_codec.of_this_life())
-    """What devices keep of ``model``, by the sha256 of their masks."""
+    """What devices keep of ``model``, or what changed of that, by the sha256 of what they asked with."""
     current: int | None = None
     attempts: dict[int, Attempt] = field(default_factory=dict)
     peers: dict[str, Peer] = field(default_factory=dict)

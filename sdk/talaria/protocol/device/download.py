@@ -1,5 +1,6 @@
 """How a device gets the global model: it hears which one there is, asks for it when a round or the program needs it,
-and takes it a window at a time. Where it keeps a part of the channels alone, it asks for these.
+and takes it a window at a time. Where it keeps a part of the channels alone, it asks for these; and where it has an
+older model, for what changed since.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Download:
         state.version = message.version
         # Who is told where the whole one is, while a part of it is on its way, asked a coordinator that began since.
         part = state.fetch_of == message.sha256 and not alone
-        if message.sha256 == state.model_digest or (state.fetch is not None and state.fetch.cut == cut_of(message)):
+        if message.sha256 == state.model_digest:
+            self._let_go(state, out)  # as where a run that others tried is called off
+            return
+        if state.fetch is not None and state.fetch.cut == cut_of(message):
             return
         if state.fetch is not None and part:
             return
@@ -87,7 +91,7 @@ class Download:
         fetch = state.fetch
         if fetch is None or fetch.whole or frame.header.xfer != transfer_of(fetch.cut.sha256):
             return
-        if multicast and self._narrows(state):
+        if multicast and state.keeps and self._narrows(state):
             return
         try:
             new = fetch.take(frame, now)
@@ -124,10 +128,13 @@ class Download:
         """Ask for missing chunks of the global model, or for the manifest of the one that the job needs."""
         job, fetch = state.job, state.fetch
         if fetch is not None and self.needed(state):
+            if again and state.compact_asks and not state.keeps:
+                state.compact_asks = ASKS  # who needs all of it takes that when the changes do not come
             if self._narrows(state):
                 if again or not state.compact_asks:
+                    want = self._less(state, fetch.cut.sha256)
                     state.compact_asks, fetch.touched = state.compact_asks + 1, now
-                    self.say(state, m.WantCompact(model_digest=fetch.cut.sha256, mask=state.keeps), out)
+                    self.say(state, want, out)
             elif not fetch.whole:
                 bitmap = fetch.window(now, state.credit, again)
                 if bitmap:
@@ -145,9 +152,32 @@ class Download:
             self.say(state, m.Want(model_digest=job.model_digest, bitmap=b""), out)
 
     def _narrows(self, state: DeviceState) -> bool:
-        """Whether a part of the model that is on its way is to be asked for instead."""
+        """Whether less than the model that is on its way is to be asked for instead."""
         begun = state.fetch is None or bool(state.fetch_of or state.fetch.have)
-        return bool(state.keeps) and not begun and state.compact_asks < ASKS
+        follows = bool(state.held and state.model_digest)
+        return not begun and state.compact_asks < ASKS and (follows or bool(state.keeps))
+
+    def _less(self, state: DeviceState, digest: bytes) -> m.WantCompact:
+        """What is asked for in the place of the whole model ``digest``: at first the changes, where there is another
+        one; a coordinator of before there were any says nothing to that."""
+        if state.compact_asks or not state.held or not state.model_digest:
+            return m.WantCompact(model_digest=digest, mask=state.keeps)
+        return m.WantChanges(model_digest=digest, mask=state.keeps, base=state.model_digest, held=state.held)
+
+    def unfit(self, state: DeviceState, digest: bytes, out: Actions) -> None:
+        """The changes ``digest`` are of no use here: the model is asked for otherwise."""
+        if state.fetch is not None and state.fetch.cut.sha256 == digest:
+            of = state.fetch_of
+            state.held, state.model_digest = b"", b""
+            self._let_go(state, out)
+            self.say(state, m.Want(model_digest=of, bitmap=b""), out)
+
+    def _let_go(self, state: DeviceState, out: Actions) -> None:
+        """What is on its way is of no use any more."""
+        if state.fetch is not None:
+            out.append(a.Discard(self.device, transfer_of(state.fetch.cut.sha256)))
+            state.fetch, state.fetch_of, state.wanted = None, b"", False
+            out.append(a.Save())
 
     def whole(self, state: DeviceState, out: Actions) -> None:
         """What is on flash is not enough: the whole model is asked for."""

@@ -78,6 +78,8 @@ class DeviceMachine:
                     if state.fetch.whole:  # nothing is missing: the disk only refused to make it durable
                         out.append(self._model.complete(state))
                     self._model.want(state, now, out, again=True)
+            case e.ChangesUnfit():
+                self._model.unfit(state, event.sha256, out)
             case e.UpdateReady():
                 self._ready(state, event, out)
             case e.DeclineRound():
@@ -118,6 +120,7 @@ class DeviceMachine:
     def _boot(self, state: DeviceState, event: e.Boot, out: list[a.Action]) -> None:
         shift = event.now - state.clock
         state.linked, state.model_digest, state.kit = False, event.model_digest, None
+        state.held = event.held
         if state.fetch is not None:
             state.fetch.have, state.fetch.asked = set(event.chunks), set()
             state.fetch.touched = state.fetch.since = event.now
@@ -139,7 +142,7 @@ class DeviceMachine:
             self._begin(state, event.now, out)
 
     def _model_stored(self, state: DeviceState, event: e.ModelStored, out: list[a.Action]) -> None:
-        state.model_digest = event.of or event.sha256
+        state.model_digest, state.held = event.of or event.sha256, event.held
         if state.fetch is not None and state.fetch.cut.sha256 == event.sha256:
             state.fetch, state.wanted = None, False
         out.append(a.Save())

@@ -88,6 +88,8 @@ class DeviceState:
     max_update: int = m.MAX_TRANSFER
     model_digest: bytes = b""
     """sha256 of the global model on flash, which is there wholly or as far as this device keeps it."""
+    held: bytes = field(default=b"", metadata=state_codec.of_this_life())
+    """sha256 of the file where that lies; empty where what changed of it is not asked for."""
     version: int = -1
     """Newest version that a manifest named, in ``epoch`` or before."""
     fetch: Receiver | None = None
