@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -17,6 +18,7 @@ from talaria.model.masks import ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.protocol import actions as a
 from talaria.wire.changes import applied, are_changes
+from talaria.wire.chunks import describe
 from talaria.wire.messages import WantChanges, WantCompact
 from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.parcels import BEFORE, Parcels
@@ -83,9 +85,9 @@ class Given:
         return data
 
 
-def mask() -> bytes:
+def mask(share: int = 2) -> bytes:
     layout = rounds.layout_of(RUN.spec)
-    return masks.pack(ChannelMask(layout, {g: tuple(range(n // 2)) for g, n in layout.sizes.items()}))
+    return masks.pack(ChannelMask(layout, {g: tuple(range(n // share)) for g, n in layout.sizes.items()}))
 
 
 @pytest.fixture
@@ -105,7 +107,6 @@ def test_what_changed_makes_the_newer_file_of_the_older_to_the_byte(given, narro
     assert are_changes(found)
     assert len(found) < 0.8 * len(files[2])
     assert applied(found, files[0]) == files[2]
-    given.parcels._parts.clear()  # as when there is no room for all: it is made again
     assert given.answer(want) == found
 
 
@@ -138,6 +139,27 @@ def test_where_the_older_is_gone_or_the_device_has_another_file_it_gets_what_it_
     assert given.answer(WantChanges(model_digest=newest, mask=b"", base=first, held=first)) is None
     with pytest.raises(StateError):
         given.get(first.hex())
+
+
+def test_where_no_room_is_left_for_changes_the_part_goes_out_and_a_part_is_made_again_when_it_is_read(
+    given, monkeypatch
+):
+    monkeypatch.setattr("talaria_coordinator.fleet.parcels.ROOM", 1)
+    monkeypatch.setattr(Parcels, "size", 0)  # else four models
+    first = given.publish(version(0))
+    newest = given.publish(version(1))
+    other = mask(4)
+    (_, held), (part, narrower) = ([encode_compact(RUN, version(n), kept) for kept in (mask(), other)] for n in (0, 1))
+    want = WantChanges(model_digest=newest, mask=other, base=first, held=digest(held))
+    whole = replace(want, mask=b"", held=first)
+    made = given.answer(whole)
+    assert are_changes(made)
+    assert given.answer(want) == narrower
+    assert given.answer(WantCompact(model_digest=newest, mask=mask())) == part
+    (gone,) = set(given.parcels._masks) - set(given.parcels._parts)
+    assert given.parcels.read(describe(narrower, CHUNK)) == narrower
+    assert digest(narrower) == gone
+    assert given.parcels.read(describe(made, CHUNK)) == made, "changes stay until the next model"
 
 
 def test_a_model_goes_to_all_at_once_only_where_its_changes_are_no_less(given):

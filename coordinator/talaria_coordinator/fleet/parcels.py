@@ -16,13 +16,14 @@ from talaria.federated.run import Run
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.kits import KitOffer
-from talaria.wire.changes import changes, pays
+from talaria.wire.changes import are_changes, changes, pays
 from talaria.wire.chunks import Cut, describe
 from talaria.wire.messages import WantChanges, WantCompact
 from talaria_coordinator.fleet.hands import Hands
 
 ROOM = 64 << 20
-"""Bytes of parts that are held at a time, or four models if that is more; another is made again when it is read."""
+"""Bytes of parts that are held at a time, or four models if that is more; another is made again when it is read. So
+many of changes are held beside them, which take longer to make: where there are more, parts go out instead."""
 BEFORE = 8
 """So many models before the current one a device may have, and download what changed since."""
 AT_ONCE = 2
@@ -47,9 +48,10 @@ class Parcels:
         self._kit: tuple[Cut, bytes] | None = None
         self._seeks_kit = False
         self._before = deque[bytes](maxlen=BEFORE)
-        self._wants: dict[bytes, WantCompact] = {}
-        """Of each part of the model, by its sha256, what it was asked for with."""
+        self._masks: dict[bytes, bytes] = {}
+        """Of each part of the model, by its sha256, the mask."""
         self._parts: OrderedDict[bytes, bytes] = OrderedDict()
+        self._changes: dict[bytes, bytes] = {}
         self._asked: dict[WantCompact, set[str]] = {}
         self._makes = asyncio.Semaphore(AT_ONCE)
         self._narrow = False
@@ -79,9 +81,9 @@ class Parcels:
         last, self._model = self._model, (describe(data, chunk), data)
         if last is not None and last[0].sha256 != self._model[0].sha256:
             self._before.append(last[0].sha256)
-        self._wants, self._narrow = {}, False
-        self._parts.clear()
-        self._asked.clear()
+        self._narrow = False
+        for of_the_last in (self._masks, self._parts, self._changes, self._asked):
+            of_the_last.clear()
         return self._model[0]
 
     def read(self, cut: Cut) -> bytes:
@@ -89,15 +91,16 @@ class Parcels:
         for held in (self._kit, self._model):
             if held is not None and held[0].sha256 == cut.sha256:
                 return held[1]
-        want = self._wants.get(cut.sha256)
-        if want is None or self._model is None:
-            return b""
-        return self._keep(cut.sha256, self._parts.get(cut.sha256) or self._part(self._model[1], want))
+        mask = self._masks.get(cut.sha256)
+        if mask is None or self._model is None:
+            return self._changes.get(cut.sha256, b"")
+        return self._keep(cut.sha256, self._parts.get(cut.sha256) or self._kept(self._model[1], mask))
 
-    def _part(self, model: bytes, want: WantCompact) -> bytes:
+    def _wanted(self, model: bytes, want: WantCompact) -> bytes:
         """What of ``model`` is wanted, or what changed of that where this is known, and less."""
         part = self._kept(model, want.mask)
-        if isinstance(want, WantChanges) and want.base in self._before:
+        room = sum(map(len, self._changes.values())) < self._room
+        if room and isinstance(want, WantChanges) and want.base in self._before:
             with suppress(StateError):  # the older one need not be there any more
                 held = self._kept(self._blob(want.base.hex()), want.mask)
                 if sha256(held).digest() == want.held:
@@ -110,10 +113,13 @@ class Parcels:
     def _keep(self, digest: bytes, part: bytes) -> bytes:
         self._parts[digest] = part
         self._parts.move_to_end(digest)
-        most = max(ROOM, 4 * self.size)
-        while len(self._parts) > 1 and sum(map(len, self._parts.values())) > most:
+        while len(self._parts) > 1 and sum(map(len, self._parts.values())) > self._room:
             self._parts.popitem(last=False)
         return part
+
+    @property
+    def _room(self) -> int:
+        return max(ROOM, 4 * self.size)
 
     # -- parts of the model
 
@@ -132,18 +138,20 @@ class Parcels:
         whole, data = self._model
         try:
             async with self._makes:
-                part = await asyncio.to_thread(self._part, data, want)
+                part = await asyncio.to_thread(self._wanted, data, want)
             cut = await asyncio.to_thread(describe, part, whole.chunk)
         except ModelError as error:
             self._hands.tell("error", device=asked.device, error=f"asked for a part of the model by no mask: {error}")
             part, cut = b"", None
         if self._model is None or self._model[0].sha256 != want.model_digest:
             return  # replaced meanwhile
-        if cut is not None and len(part) < len(data):
-            self._wants[cut.sha256] = want
-            self._keep(cut.sha256, part)
-        else:
+        if cut is None or len(part) >= len(data):
             cut = None
+        elif are_changes(part):
+            self._changes[cut.sha256] = part
+        else:
+            self._masks[cut.sha256] = want.mask
+            self._keep(cut.sha256, part)
         devices = tuple(sorted(self._asked.pop(want, ())))
         await self._hands.put(e.CompactMade(time.monotonic(), want, cut, devices))
 
