@@ -247,8 +247,9 @@ def _table(reports: list[Report]) -> None:
         figures: dict[str, Any] = dict(report.figures)
         differences = figures.get("max_abs_diff", {})
         difference = differences.get("fp32", differences.get(figures.get("default")))
+        default = _plain(str(figures.get("default", "-")))
         typer.echo(
-            f"{report.path:{width}}  {'ok' if report.ok else 'FAILED':6}  {_plain(str(figures.get('default', '-'))):11}  "
+            f"{report.path:{width}}  {'ok' if report.ok else 'FAILED':6}  {default:11}  "
             f"{_figure(difference, '.1e'):>10}  {_figure(figures.get('accuracy'), '.3f'):>{wide}}  "
             f"{_figure(figures.get('latency_ms'), '.3f', ' ms'):>8}  {_figure(figures.get('latency_ratio'), '.2f'):>8}"
         )

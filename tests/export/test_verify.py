@@ -1,6 +1,7 @@
 import json
 
 import numpy as np
+import onnx
 import pytest
 
 from talaria.errors import DataError
@@ -66,6 +67,24 @@ def test_damage_is_reported_not_raised(bundle, tmp_path):
     assert not report.ok
     assert report.failed[0].name == "integrity"
     assert "damaged" in report.failed[0].detail
+
+
+def test_a_model_that_loads_and_cannot_run_is_reported_not_raised(bundle, tmp_path):
+    """As one of several files that a command is to verify."""
+
+    def change(manifest, members):
+        name = next(one["file"] for one in manifest["variants"] if one["name"] == "fp32")
+        model = onnx.load_from_string(members[name])
+        output = model.graph.output[0].name
+        for node in model.graph.node:
+            node.output[:] = ["before" if one == output else one for one in node.output]
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(99), "beyond"))
+        model.graph.node.append(onnx.helper.make_node("Gather", ["before", "beyond"], [output], axis=0))
+        members[name] = model.SerializeToString()
+
+    report = verify_bundle(resealed(bundle, tmp_path / "odd.talaria", change), seconds=0)
+    assert [check.name for check in report.failed] == ["runs"]
+    assert "fp32 cannot be run on the bundle's own inputs (x: ONNX Runtime refused" in report.failed[0].detail
 
 
 def test_missing_file_is_reported(tmp_path):
