@@ -139,6 +139,12 @@ def test_what_is_no_whole_run_is_refused(runs: Path, tmp_path: Path, change: obj
         compare.saved(tmp_path)
 
 
+def test_a_file_that_is_given_for_a_folder_is_told_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.npz").write_bytes(b"")
+    with pytest.raises(StateError, match="name a folder that `talaria simulate --save` wrote"):
+        compare.saved(tmp_path / "mine.npz")
+
+
 def test_too_many_runs_and_two_of_one_name_are_refused(runs: Path) -> None:
     with pytest.raises(ConfigError, match="65 runs; name 1 to 64 folders"):
         compare.compared([runs / "fedavg"] * 65)

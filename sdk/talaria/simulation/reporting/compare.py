@@ -179,14 +179,14 @@ def _table(runs: Sequence[Saved]) -> str:
 def _json(path: Path, folder: Path) -> Mapping[str, Any]:
     try:
         found = parsed(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         held = (folder / EXPERIMENT).exists()
         mend = f"its run is not whole; `talaria simulate --resume {folder}`" if held else (
             "name a folder that `talaria simulate --save` wrote"
         )  # fmt: skip
         raise StateError(f"report: {path} is missing; {mend}") from None
     except (OSError, ValueError) as error:
-        raise StateError(f"report: {path} cannot be read ({error})") from None
+        raise StateError(f"report: {path} cannot be read ({error}); simulate it again") from None
     if not isinstance(found, dict):
-        raise StateError(f"report: {path} holds no table")
+        raise StateError(f"report: {path} holds no table; simulate it again")
     return found
