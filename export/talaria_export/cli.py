@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from talaria.errors import ConfigError, DataError
+from talaria.foreign import printed
 
 if TYPE_CHECKING:
     from talaria.types import Samples
@@ -215,7 +216,7 @@ def predict(
         return
     for number, (label, row) in enumerate(zip(prediction.labels, probabilities, strict=True)):
         begin = "" if windows is None else f"{number * windows[1]}\t"
-        typer.echo(f"{begin}{_plain(label)}\t{row.max():.3f}")
+        typer.echo(f"{begin}{printed(label)}\t{row.max():.3f}")
 
 
 def _tell_outputs(prediction: Prediction, *, as_json: bool) -> None:
@@ -229,12 +230,7 @@ def _tell_outputs(prediction: Prediction, *, as_json: bool) -> None:
         typer.echo(json.dumps({"task": prediction.task, "names": prediction.names, "outputs": rows}, indent=1))
         return
     for row in rows:
-        typer.echo("\t".join(f"{one:g}" if isinstance(one, float) else _plain(str(one)) for one in row))
-
-
-def _plain(text: str) -> str:
-    """A bundle's word, whoever made it: no line of its own, and nothing that steers a terminal."""
-    return text if text.isprintable() else ascii(text)
+        typer.echo("\t".join(f"{one:g}" if isinstance(one, float) else printed(str(one)) for one in row))
 
 
 def _table(reports: list[Report]) -> None:
@@ -247,7 +243,7 @@ def _table(reports: list[Report]) -> None:
         figures: dict[str, Any] = dict(report.figures)
         differences = figures.get("max_abs_diff", {})
         difference = differences.get("fp32", differences.get(figures.get("default")))
-        default = _plain(str(figures.get("default", "-")))
+        default = printed(str(figures.get("default", "-")))
         typer.echo(
             f"{report.path:{width}}  {'ok' if report.ok else 'FAILED':6}  {default:11}  "
             f"{_figure(difference, '.1e'):>10}  {_figure(figures.get('accuracy'), '.3f'):>{wide}}  "

@@ -44,6 +44,12 @@ def parsed(text: str | bytes, depth: int = DEPTH, **how: Any) -> Any:
     raise ValueError(f"nested deeper than {depth}")
 
 
+def printed(text: str) -> str:
+    """``text``, which may quote what a stranger sent, as it is printed: no line of its own, and nothing that steers a
+    terminal."""
+    return text if text.isprintable() else ascii(text)
+
+
 def shown(value: object, most: int = 80) -> str:
     """How an error quotes ``value``, a stranger's too: numbers as they are, the beginning of a text, and of what is
     long or nests deep no more than can be read."""

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from talaria.errors import ConfigError, StateError
+from talaria.foreign import printed
 from talaria.privacy.forms import FORMS
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
@@ -234,7 +235,7 @@ def _spent(privacy: dict[str, Any]) -> str:
 
 def _plain(text: str) -> str:
     """``text``, which may quote what a stranger sent: no markup, nothing that steers a terminal."""
-    return escape(text if text.isprintable() else ascii(text))
+    return escape(printed(text))
 
 
 def _names(store: Store) -> str:
