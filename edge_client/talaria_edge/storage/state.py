@@ -35,7 +35,7 @@ from talaria import durable, time
 from talaria.errors import StateError, WireError
 from talaria.protocol.device.machine import DeviceState
 from talaria.tensors import Tensors
-from talaria.wire.changes import applied, are_changes
+from talaria.wire.changes import applied, are_changes, made_by
 from talaria.wire.compact import model_of
 from talaria_edge.storage import tensor_files
 
@@ -235,12 +235,13 @@ class DeviceStore:
             tensor_files.rename(part, self._model)
             return b""
         try:
-            after = applied(tensor_files.read(part, "it is fetched again"), self.model())
+            found = tensor_files.read(part, "it is fetched again")
+            after = applied(found, self.model())
         except (WireError, StateError) as error:
             raise UnfitError(f"what changed of the global model is of no use here: {error}") from None
         tensor_files.write(self._model, after)
         part.unlink(missing_ok=True)
-        return hashlib.sha256(after).digest()
+        return made_by(found)
 
     @staticmethod
     def _are_changes(part: Path) -> bool:

@@ -22,6 +22,8 @@ from talaria.wire.compression import framed, unframed
 
 VERSION = 1
 MAGIC = b"TLC" + bytes([VERSION])
+_HEAD = len(MAGIC) + 64
+"""Bytes before the first frame: the mark, and the sha256 of both files."""
 _WORDS: dict[int, np.dtype[Any]] = {w: np.dtype(f"<u{w}") for w in (1, 2, 4, 8)}
 _BLOCK = 1 << 18
 """Words whose bytes are in frames of their own: so much is held beside both files."""
@@ -33,10 +35,11 @@ _PAYS = 0.9
 def changes(before: bytes, after: bytes) -> bytes | None:
     """What makes ``after`` of ``before``, both as :func:`~talaria.wire.strict_safetensors.pack` writes them; None where
     they are not of one form, or that is hardly smaller."""
-    if not pays(before, after):
+    runs = _worth(before, after)
+    if not runs:
         return None
     parts = [MAGIC, hashlib.sha256(before).digest(), hashlib.sha256(after).digest()]
-    for start, count, word in _blocks(_runs(before)):
+    for start, count, word in _blocks(runs):
         parts += _frames(_words(before, start, count, word), _words(after, start, count, word))
     found = b"".join(parts)
     return found if len(found) < _PAYS * len(after) else None
@@ -44,14 +47,7 @@ def changes(before: bytes, after: bytes) -> bytes | None:
 
 def pays(before: bytes, after: bytes) -> bool:
     """Whether both are of one form, and :func:`changes` few, as far as some words in the midst say."""
-    runs = _runs(before)
-    if len(before) != len(after) or runs != _runs(after):
-        return False
-    start, size, word = max(runs, key=lambda run: run[1])
-    count = min(_PROBE, size // word)
-    start += (size // word - count) // 2 * word
-    tried = _frames(_words(before, start, count, word), _words(after, start, count, word))
-    return sum(map(len, tried)) < _PAYS * count * word
+    return bool(_worth(before, after))
 
 
 def are_changes(data: bytes) -> bool:
@@ -59,18 +55,21 @@ def are_changes(data: bytes) -> bool:
     return data.startswith(MAGIC)
 
 
+def made_by(found: bytes) -> bytes:
+    """The sha256 of the file that these changes make."""
+    return found[len(MAGIC) + 32 : _HEAD]
+
+
 def applied(found: bytes, before: bytes) -> bytes:
     """The newer file that :func:`changes` was given; no more is made than ``before`` has.
 
     Raises :class:`~talaria.errors.WireError` where ``found`` is damaged, or of another file than ``before``.
     """
-    head = len(MAGIC) + 64
-    if not are_changes(found) or len(found) < head:
+    if not are_changes(found) or len(found) < _HEAD:
         raise WireError("these are no changes of a global model")
-    old, new = found[head - 64 : head - 32], found[head - 32 : head]
-    if hashlib.sha256(before).digest() != old:
+    if hashlib.sha256(before).digest() != found[len(MAGIC) : len(MAGIC) + 32]:
         raise WireError("the changes are of another global model than the one that is here")
-    after, rest = np.frombuffer(before, np.uint8).copy(), memoryview(found)[head:]
+    after, rest = np.frombuffer(before, np.uint8).copy(), memoryview(found)[_HEAD:]
     for start, count, word in _blocks(_runs(before)):
         places = np.empty((count, word), np.uint8)
         for place in reversed(range(word)):
@@ -79,9 +78,21 @@ def applied(found: bytes, before: bytes) -> bytes:
         words = after[start : start + count * word].view(_WORDS[word])
         words += _unfolded(places.view(_WORDS[word])[:, 0])
     made = after.tobytes()
-    if rest or hashlib.sha256(made).digest() != new:
+    if rest or hashlib.sha256(made).digest() != made_by(found):
         raise WireError("the changes do not give the global model that they name; damaged")
     return made
+
+
+def _worth(before: bytes, after: bytes) -> list[tuple[int, int, int]]:
+    """The runs of both files where :func:`pays` is true, else none."""
+    runs = _runs(before)
+    if len(before) != len(after) or runs != _runs(after):
+        return []
+    start, size, word = max(runs, key=lambda run: run[1])
+    count = min(_PROBE, size // word)
+    start += (size // word - count) // 2 * word
+    tried = _frames(_words(before, start, count, word), _words(after, start, count, word))
+    return runs if sum(map(len, tried)) < _PAYS * count * word else []
 
 
 def _frames(before: Array, after: Array) -> list[bytes]:
