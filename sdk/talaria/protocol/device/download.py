@@ -79,7 +79,8 @@ class Download:
                 f"global model of {message.size} bytes is above this device's limit of {self.limits.max_model}"
             )
 
-    def _begin(self, state: DeviceState, receiver: Receiver, of: bytes, out: Actions) -> None:
+    def _begin(self, state: DeviceState, receiver: Receiver | None, of: bytes, out: Actions) -> None:
+        """``receiver`` takes the place of what is on its way."""
         if state.fetch is not None:
             out.append(a.Discard(self.device, transfer_of(state.fetch.cut.sha256)))
         state.fetch, state.fetch_of = receiver, of
@@ -175,9 +176,8 @@ class Download:
     def _let_go(self, state: DeviceState, out: Actions) -> None:
         """What is on its way is of no use any more."""
         if state.fetch is not None:
-            out.append(a.Discard(self.device, transfer_of(state.fetch.cut.sha256)))
-            state.fetch, state.fetch_of, state.wanted = None, b"", False
-            out.append(a.Save())
+            state.wanted = False
+            self._begin(state, None, b"", out)
 
     def whole(self, state: DeviceState, out: Actions) -> None:
         """What is on flash is not enough: the whole model is asked for."""
