@@ -170,7 +170,23 @@ def test_a_part_that_is_too_large_is_refused(world):
         of=w.state.model.cut.sha256, size=WHOLE + 1, chunk=1000, sha256=bytes(32), hashes=bytes(32 * 6), nonce=bytes(16)
     )
     with pytest.raises(Exception, match="above this device's limit"):
-        w.devices["dev-0"][0]._model.narrowed(state, huge, w.now, [])
+        w.devices["dev-0"][0]._model.narrowed(replace(state, compact_asks=1), huge, w.now, [])
+
+
+def test_who_asked_for_no_less_than_the_model_takes_no_less(world):
+    """As where another program with its name asked: what changed of that one's model is of no use here."""
+    w = world(1, Faults())
+    begun(w, none=True)
+    w.hub.pump()
+    half, state = w.devices["dev-0"]
+    cut, before, out = w.state.model.cut, state.fetch, []
+    less = m.CompactManifest(of=cut.sha256, size=9, chunk=9, sha256=bytes(32), hashes=bytes(32), nonce=bytes(16))
+    half._model.narrowed(state, less, w.now, out)
+    assert (out, state.fetch, state.fetch_of) == ([], before, b"")
+    w.open(1)
+    w.run(10)
+    assert [c.device for c in w.closed[0].counted] == ["dev-0"]
+    assert down(w) == {"dev-0": WHOLE, "": 0}
 
 
 def rounds(w, *numbers):

@@ -61,10 +61,12 @@ class Download:
             self.want(state, now, out)
 
     def narrowed(self, state: DeviceState, message: m.CompactManifest, now: float, out: Actions) -> None:
-        """This is what the mask keeps of the model that is on its way."""
+        """This is what the mask keeps of the model that is on its way, or what changed of it."""
         fetch = state.fetch
         if fetch is None or state.fetch_of or message.of != fetch.cut.sha256:
             return  # said twice, or another one is there by now
+        if not state.compact_asks:
+            return  # another program with this name asked, which holds another model
         self._require_size(message)
         if message.sha256 == message.of:
             state.compact_asks = ASKS
