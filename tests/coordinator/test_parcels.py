@@ -132,13 +132,31 @@ def test_so_many_models_before_are_known_and_no_more(given):
 def test_where_the_older_is_gone_or_the_device_has_another_file_it_gets_what_it_would_have_asked_for(given):
     first = given.publish(version(0))
     newest = given.publish(version(1))
-    plain = given.answer(WantCompact(model_digest=newest, mask=mask()))
-    other = WantChanges(model_digest=newest, mask=mask(), base=first, held=digest(version(0)))
-    assert given.answer(other) == plain, "it has the whole older one"
-    del given.blobs[first.hex()]
+    before = given.blobs.pop(first.hex())
     assert given.answer(WantChanges(model_digest=newest, mask=b"", base=first, held=first)) is None
     with pytest.raises(StateError):
         given.get(first.hex())
+    given.blobs[first.hex()] = before
+    plain = given.answer(WantCompact(model_digest=newest, mask=mask()))
+    other = WantChanges(model_digest=newest, mask=mask(), base=first, held=digest(version(0)))
+    assert given.answer(other) == plain, "it has the whole older one"
+
+
+def test_an_older_model_is_read_once_for_all_masks_and_not_kept_beyond_the_next_one(given):
+    first, newest = (given.publish(version(n)) for n in range(2))
+    every = [mask(share) for share in (1, 2, 4, 8)]
+
+    def ask(base, number, newest):
+        for kept in every:
+            held = digest(encode_compact(RUN, version(number), kept))
+            assert given.answer(WantChanges(model_digest=newest, mask=kept, base=base, held=held))
+
+    ask(first, 0, newest)
+    assert given.read == [first.hex()]
+    newer = given.publish(version(2))
+    ask(newest, 1, newer)
+    ask(first, 0, newer)
+    assert given.read == [first.hex(), newest.hex(), first.hex()]
 
 
 def test_where_no_room_is_left_for_changes_the_part_goes_out_and_a_part_is_made_again_when_it_is_read(

@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import sha256
 
 from talaria import time
@@ -43,7 +44,7 @@ class Parcels:
         model: Callable[[str], bytes],
     ) -> None:
         self._run, self._make_kit, self._hands, self._offered = run, make_kit, hands, offered
-        self._blob = model
+        self._older = lru_cache(AT_ONCE)(model)  # most who ask have the same one, and it may lie far away
         self._model: tuple[Cut, bytes] | None = None
         self._kit: tuple[Cut, bytes] | None = None
         self._seeks_kit = False
@@ -82,6 +83,7 @@ class Parcels:
         if last is not None and last[0].sha256 != self._model[0].sha256:
             self._before.append(last[0].sha256)
         self._narrow = False
+        self._older.cache_clear()
         for of_the_last in (self._masks, self._parts, self._changes, self._asked):
             of_the_last.clear()
         return self._model[0]
@@ -102,7 +104,7 @@ class Parcels:
         room = sum(map(len, self._changes.values())) < self._room
         if room and isinstance(want, WantChanges) and want.base in self._before:
             with suppress(StateError):  # the older one need not be there any more
-                held = self._kept(self._blob(want.base.hex()), want.mask)
+                held = self._kept(self._older(want.base.hex()), want.mask)
                 if sha256(held).digest() == want.held:
                     return changes(held, part) or part
         return part
