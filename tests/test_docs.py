@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,7 +19,7 @@ import talaria
 import talaria_coordinator
 import talaria_edge
 import talaria_export
-from talaria.cli.main import app
+from talaria.cli.main import GROUP, app
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -62,6 +63,11 @@ def test_every_command_that_is_named_exists_and_has_its_options() -> None:
             known = {"--help", *(name for one in command.params for name in (*one.opts, *one.secondary_opts))}
             options = {word.partition("=")[0].strip(",;)]") for word in rest if re.match(r"--?[a-z]", word)}
             assert options <= known, f"{file.relative_to(ROOT)}: `talaria {' '.join(words)}`: {options - known}"
+
+
+def test_the_reference_has_every_command() -> None:
+    shown = re.findall(r"^```\{commands\} (\S+)$", (DOCS / "reference" / "commands.md").read_text(), re.MULTILINE)
+    assert sorted(shown) == sorted(one.name for one in entry_points(group=GROUP))
 
 
 def test_the_table_of_formats_says_what_the_code_says() -> None:
