@@ -1,5 +1,6 @@
 """``NAME=VALUE`` texts of the command line."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from talaria.errors import ConfigError
@@ -7,14 +8,25 @@ from talaria.foreign import shown
 
 
 def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:
-    """``NAME=VALUE`` texts as a dict; values become bool, int or float where they read as one."""
+    """``NAME=VALUE`` texts as a dict, each name once; values become bool, int or float where they read as one."""
     out: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise ConfigError(f"{flag} {shown(text)} must read NAME=VALUE")
+        if name.strip() in out:
+            raise ConfigError(f"{flag} {shown(text)}: {shown(name.strip())} is given twice; leave one out")
         out[name.strip()] = _value(value.strip())
     return out
+
+
+def together(texts: list[str] | None, flag: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """:func:`assignments`, and ``own`` beside them: what options of their own say. A name stands in one of both."""
+    out = assignments(texts, flag)
+    said = {name: value for name, value in own.items() if value is not None}
+    if both := sorted(out.keys() & said.keys()):
+        raise ConfigError(f"{flag} {both[0]}={shown(out[both[0]])} and --{both[0]} say two things; leave one out")
+    return out | said
 
 
 def taken_apart(text: str, flag: str) -> tuple[str, dict[str, Any]]:

@@ -154,7 +154,9 @@ def whole(values: Array, name: str) -> Array:
     if values.dtype.kind not in "bui":
         mend = f"write {name}.round().astype('int64')" if values.dtype.kind == "f" else "write numbers of classes"
         if name == "y" and values.dtype.kind == "f":
-            mend = "a classifier needs classes, so cut the values into some (numpy.digitize)"
+            mend = (
+                "a classifier needs classes: learn numbers (task='regression'), or cut them into some (numpy.digitize)"
+            )
         if name == "client":
             mend = "number the clients from 0, or name each by text"
         if name == "split":

@@ -162,7 +162,7 @@ def simulate(
     """
     from talaria.cli.simulate_output import shown_progress, taken_back, tell, write_down
     from talaria.errors import some_of
-    from talaria.options import assignments
+    from talaria.options import assignments, together
     from talaria.simulation import checkpoint
     from talaria.simulation.asked import of_one_class
     from talaria.simulation.experiment import prepare
@@ -191,10 +191,10 @@ def simulate(
             tell(go_on(resume, workers=workers, ray=ray, progress=progress), report, as_json=as_json)
         return
     buffering = {"buffer": buffer, "max_staleness": max_staleness, "damping": damping}
-    where = {} if partition is None else {"partition": partition}
-    privacy = {"secure": secure or None, "epsilon": epsilon, "clip": clip}
-    if epsilon is not None and clip is None:
-        privacy["clip"] = 1.0
+    given = {"secure": secure or None, "epsilon": epsilon, "clip": clip}
+    privacy = together(privacy_option, "--privacy-option", given)
+    if "epsilon" in privacy:
+        privacy.setdefault("clip", 1.0)
     recipe = {"epochs": epochs, "batch": batch, "lr": lr, "momentum": momentum}
     asked = prepare(
         algorithm,
@@ -204,7 +204,7 @@ def simulate(
         seed=seed,
         task=task,
         options=assignments(option, "--option"),
-        recipe={**assignments(recipe_option, "--recipe"), **{k: v for k, v in recipe.items() if v is not None}},
+        recipe=together(recipe_option, "--recipe", recipe),
         aggregator=aggregator,
         plans=plan,
         adapters=adapters,
@@ -217,11 +217,11 @@ def simulate(
         over=over,
         asynchronous=asynchronous,
         buffering={k: v for k, v in buffering.items() if v is not None},
-        data_options={**assignments(data_option, "--data-option"), **where},
+        data_options=together(data_option, "--data-option", {"partition": partition}),
         evaluate_every=(max(1, rounds // 10) if report else 0) if evaluate_every is None else evaluate_every,
         engine=engine,  # type: ignore[arg-type]  # checked there
         device=device,
-        privacy={k: v for k, v in privacy.items() if v is not None} | assignments(privacy_option, "--privacy-option"),
+        privacy=privacy,
     )
     if asked.picked:
         typer.echo(f"engine: {asked.engine}, for {asked.picked}", err=True)

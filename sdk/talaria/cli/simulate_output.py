@@ -191,11 +191,13 @@ def _figure(value: float) -> str:
 
 def _travelled(figures: Mapping[str, Any]) -> str:
     """The bytes both ways, and their share of every shared value of every model and update as it is."""
+    whole = figures["bytes_whole"]
     told = []
     for way, size in (("up", figures["bytes_up"]), ("down", figures["bytes_down"])):
         if size is not None:
-            told.append(f"{size / 1e6:.2f} MB {way} ({size / max(1, figures['bytes_whole'][way]):.2f})")
-    return f"travelled: {', '.join(told)}; in brackets the share of whole models and updates"
+            told.append(f"{size / 1e6:.2f} MB {way}" + (f" ({size / whole[way]:.2f})" if whole[way] else ""))
+    told[-1] += "; in brackets the share of whole models and updates" if any(whole.values()) else ""
+    return f"travelled: {', '.join(told)}"
 
 
 def _private(kept: Mapping[str, Any]) -> str:

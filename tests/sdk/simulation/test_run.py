@@ -177,6 +177,10 @@ def test_a_lossy_codec_stays_near(arrays: Path) -> None:
         (["--plan", "nobody=none.json"], "there is no client 'nobody'"),
         (["--fraction", "1.5"], "fraction=1.5"),
         (["--lr", "0"], "lr=0.0"),
+        (["--lr", "0.1", "--recipe", "lr=0.2"], "--recipe lr=0.2 and --lr say two things; leave one out"),
+        (["--epsilon", "8", "--privacy-option", "epsilon=3"], "--privacy-option epsilon=3 and --epsilon say two"),
+        (["-a", "ditto", "-o", "lam=1", "-o", "lam=2"], "--option 'lam=2': 'lam' is given twice; leave one out"),
+        (["--privacy-option", "epsilon=8", "--epochs", "0", "--clip", "0"], "clip=0.0"),
     ],
 )
 def test_a_bad_option_names_field_and_mend(arrays: Path, words: list[str], says: str) -> None:
@@ -188,6 +192,20 @@ def test_a_bad_option_names_field_and_mend(arrays: Path, words: list[str], says:
 
 def test_assignments_read_as_what_they_look_like() -> None:
     assert assignments(["a=1", "b=0.5", "c=true", "d=x=y"], "-o") == {"a": 1, "b": 0.5, "c": True, "d": "x=y"}
+
+
+def test_a_budget_brings_its_length_however_it_is_said(arrays: Path) -> None:
+    base = ["simulate", "-d", f"npz:{arrays}", "--rounds", "1", "--epochs", "0", "--json"]
+    (named, own) = (command(*base, *words) for words in (["--privacy-option", "epsilon=8"], ["--epsilon", "8"]))
+    assert named["privacy"] == own["privacy"]
+
+
+def test_where_nothing_is_shared_no_share_of_it_is_told(arrays: Path) -> None:
+    words = ["simulate", "-d", f"npz:{arrays}", "--rounds", "1", "--epochs", "0", "-a"]
+    shown = {name: CliRunner().invoke(app(words), [*words, name]).output for name in ("local", "fedavg")}
+    assert "in brackets the share" in shown["fedavg"]
+    assert "travelled" in shown["local"]
+    assert "(" not in shown["local"].partition("travelled")[2]
 
 
 def test_the_table_of_algorithms() -> None:
