@@ -106,16 +106,18 @@ def export(
         found = inputs.load_run(of_run, client)
         model, dense, example, facts, held = found.model, found.dense, found.example, found.facts, found.held
         moments = moments or found.moments
-    elif of_run is None and state is not None and spec is None and weights is None and mask is None:
+    elif state is not None and not client and of_run is spec is weights is mask is None:
         model, dense, example, facts = inputs.load_state(state, allow or ())
-    elif of_run is None and state is None and spec is not None and weights is not None:
+    elif spec is not None and weights is not None and not client and of_run is state is None:
         model, dense, example = inputs.load_model(spec, weights, mask, allow or ())
     else:
         raise ConfigError("export: give --spec and --weights (and --mask), --state alone, or --run and --client alone")
     goal = task or str(facts.get("task") or tasks.CLASSIFICATION)
     if spec is None and tasks.of(goal).name != (learned := tasks.of(facts.get("task") or tasks.CLASSIFICATION).name):
         raise ConfigError(f"--task {goal}: {of_run or state} learned {learned}; leave --task out")
-    names = labels.split(",") if labels else facts.get("labels") or None
+    if keep_samples and data is None and held is None:
+        raise ConfigError("--keep-samples puts samples of --data into the bundle; give --data as well")
+    names = [name.strip() for name in labels.split(",")] if labels else facts.get("labels") or None
     report = build.make_bundle(
         out,
         model,
@@ -126,7 +128,7 @@ def export(
         normalize=moments,
         stride=stride,
         dense=dense,
-        variants=[name for name in variants.split(",") if name],
+        variants=[name.strip() for name in variants.split(",") if name.strip()],
         gate=Gate(agreement=agreement, accuracy_drop=accuracy_drop, distance=distance),
         task=goal,
         optimize=optimize,

@@ -93,6 +93,29 @@ def test_pruned_model_is_exported_from_files_verified_and_run(app, files, tmp_pa
     assert run(app, "predict", out, files / "one.csv").stdout.startswith(answer[0]["label"])
 
 
+def test_what_an_option_would_leave_out_without_a_word_is_refused(app, files, tmp_path):
+    model = (
+        "--spec",
+        files / "spec.json",
+        "--weights",
+        files / "weights.safetensors",
+        "--mask",
+        files / "mask.safetensors",
+    )
+    command = ("export", *model, "-o", tmp_path / "me.talaria", "--variants", "fp32")
+    with pytest.raises(ConfigError, match="--run and --client alone"):
+        run(app, *command, "--client", "anna")
+    with pytest.raises(ConfigError, match="give --data as well"):
+        run(app, *command, "--keep-samples")
+    with pytest.raises(ConfigError, match="labels: 1 has no name"):
+        run(app, *command, "--labels", "a,,c,d,e,f,g")
+    run(app, *command, "--labels", "a, b, c, d, e, f, g")
+    assert open_bundle(tmp_path / "me.talaria").labels == tuple("abcdefg")
+    for seconds in ("-1", "nan"):
+        with pytest.raises(ConfigError, match=f"seconds={float(seconds)} must be at least 0"):
+            run(app, "verify", tmp_path / "me.talaria", "--seconds", seconds)
+
+
 def test_raw_recording_is_cut_by_the_bundle(app, files, imu, tmp_path):
     out, moments = tmp_path / "me.talaria", tmp_path / "moments.json"
     moments.write_text(json.dumps({"mean": [1.0] * 6, "std": 2.0}))

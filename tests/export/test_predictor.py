@@ -114,6 +114,7 @@ def test_variant_threads_and_provider_can_be_chosen(bundle, imu):
     [
         ({"variant": "int4"}, "fp16"),
         ({"threads": 0}, "threads"),
+        ({"threads": 100_000}, "threads=100000 must be at most 256"),
         ({"threads": "2"}, "threads='2' must be a whole number"),
         ({"providers": ["Warp"]}, "CPUExecutionProvider"),
         ({"providers": "Warp"}, r"providers=\['Warp'\]"),

@@ -315,6 +315,8 @@ def _labels(labels: Sequence[str] | None, classes: int) -> list[str]:
     names = [str(i) for i in range(classes)] if labels is None else [str(label) for label in labels]
     if len(names) != classes:
         raise ConfigError(f"labels: {len(names)} names for {classes} classes; give one per class")
+    if not all(names):
+        raise ConfigError(f"labels: {names.index('')} has no name; give one per class")
     valid.different("labels", names)
     return names
 

@@ -17,6 +17,8 @@ from talaria_export.bundle.bundle import Bundle
 from talaria_export.runtime.cpu import cpu_class
 
 CPU = "CPUExecutionProvider"
+MOST_THREADS = 256
+"""ONNX Runtime begins them all before it answers: 100,000 of them never do."""
 
 
 class Session:
@@ -25,7 +27,7 @@ class Session:
     def __init__(
         self, model: bytes, *, threads: int = 1, providers: Sequence[str] = (CPU,), optimize: bool = True
     ) -> None:
-        valid.whole("session", "threads", threads, 1)
+        valid.whole("session", "threads", threads, 1, MOST_THREADS)
         unknown = [name for name in providers if name not in onnxruntime.get_available_providers()]
         if unknown or not providers:
             here = ", ".join(onnxruntime.get_available_providers())

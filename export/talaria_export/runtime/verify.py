@@ -46,6 +46,7 @@ def verify_bundle(
     What is wrong with the bundle is in the report; only wrong arguments raise.
     """
     valid.path("bundle", "path", path)
+    valid.number("verify", "seconds", seconds, "at least 0; with 0 no latency is measured", low=0)
     name = os.fspath(path)
     try:
         bundle = open_bundle(path, limits, trust=trust)

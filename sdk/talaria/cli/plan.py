@@ -58,7 +58,9 @@ def plan(
         ),
     ] = None,
     client: Annotated[str | None, typer.Option(help="Whose samples; default: everybody's together.")] = None,
-    epochs: Annotated[int, typer.Option(help="How long the model learns for that check.", min=1)] = 12,
+    epochs: Annotated[
+        int | None, typer.Option(help="How long the model learns for that check; default 12.", min=1)
+    ] = None,
     by_worth: Annotated[
         bool, typer.Option("--by-worth", help="Give up the channels that --data needs least, instead of evenly.")
     ] = False,
@@ -112,6 +114,8 @@ def plan(
     limits = Budget.parse(budget or [])
     if client is not None and data is None:
         raise ConfigError("--client names whose samples of --data to take; give --data as well")
+    if epochs is not None and data is None:
+        raise ConfigError("--epochs is how long the model learns from --data; give --data as well")
     if by_worth and data is None:
         raise ConfigError("--by-worth tells what channels are worth to the samples of --data; give --data as well")
     learned = None if data is None else _learned(data, client, task)
@@ -128,7 +132,7 @@ def plan(
     if learned is not None:
         recipe = None if preset.task is None else preset.recipe
         personal = Personalizer(spec, _measured(limits), plan=made, profile=device, by_worth=by_worth, task=goal)
-        made, check = _checked(personal.fit(learned.train, learned.val, epochs=epochs, recipe=recipe), limits)
+        made, check = _checked(personal.fit(learned.train, learned.val, epochs=epochs or 12, recipe=recipe), limits)
     if as_json:
         document = {"model": adapted(spec, made).to_json(), "plan": made.to_json(), "machine": device.machine}
         document |= {} if check is None else {"checked": check.to_json()}
@@ -139,7 +143,7 @@ def plan(
     rows |= dict(made.reasons)
     rows |= {name: f"{value:g} predicted" for name, value in made.predicted.items()}
     if check is not None:
-        rows["accuracy"] = check.reason
+        rows["accuracy"] = check.reason if limits.accuracy_drop is not None else check.reason.partition(": ")[2]
     elif limits.accuracy_drop is not None:
         rows["accuracy"] = "accuracy_drop is checked when the device deploys; give --data to check it now"
     table(rows)

@@ -73,6 +73,13 @@ def test_a_plan_is_checked_on_samples_where_they_are_given(
     assert "worth least" in weighed["plan"]["reasons"]["widths"]
     assert weighed["plan"]["predicted"]["bundle_mb"] <= 0.02
     assert weighed["plan"]["accuracy_drop"] == 0.9
+    unlimited = (*words[:3], *words[5:], "--epochs", "2")
+    assert talaria(monkeypatch, *unlimited) == 0
+    told = capsys.readouterr().out
+    assert "of the unpruned model" in told
+    assert "accuracy_drop" not in told, "no limit was asked for"
+    assert talaria(monkeypatch, "plan", "--epochs", "2") == 1
+    assert "give --data as well" in capsys.readouterr().err
     assert weighed["checked"]["samples"] == found["checked"]["samples"]
     assert talaria(monkeypatch, *words, "--client", "nobody") == 1
     assert "'nobody'" in capsys.readouterr().err
