@@ -93,6 +93,11 @@ def test_example_that_is_no_float32_batch_is_refused(imu, example):
         export_onnx(imu.model, example)
 
 
+def test_an_example_that_is_no_tensor_is_told_how_to_become_one(imu):
+    with pytest.raises(DataError, match="got ndarray; write torch.as_tensor"):
+        export_onnx(imu.model, imu.x.numpy())
+
+
 class TwoOutputs(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from talaria.errors import DataError
+from talaria.errors import ConfigError, DataError
 from talaria_export import Predictor, verify_bundle
 from talaria_export.bundle.archive import pack, unpack
 from talaria_export.bundle.bundle import array_bytes, read_bundle, seal
@@ -115,6 +115,11 @@ def test_outputs_of_the_wrong_shape_are_reported(bundle, tmp_path):
 def test_samples_that_do_not_fit_are_the_callers_error(bundle, samples):
     with pytest.raises(DataError):
         verify_bundle(bundle, samples=samples, seconds=0)
+
+
+def test_a_reference_that_is_no_model_is_the_callers_error(bundle):
+    with pytest.raises(ConfigError, match="reference: ONNX Runtime cannot load it"):
+        verify_bundle(bundle, reference=b"no model")
 
 
 def test_swapped_members_are_found(bundle, tmp_path):

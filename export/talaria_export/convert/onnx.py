@@ -98,10 +98,12 @@ def convert(model: Module, example: Tensor, *, plain: bool = False) -> ModelProt
 
 def prepared(model: Module, example: Tensor, *, keep_adapters: bool = False) -> tuple[Module, Tensor]:
     """A copy of the model, merged and in eval mode, and a batch of two to trace it with."""
+    if not isinstance(example, torch.Tensor):
+        raise DataError(f"example: need a tensor, got {type(example).__name__}; write torch.as_tensor(example)")
     if example.dtype != torch.float32 or example.dim() < 2 or len(example) == 0:
         raise DataError(
             f"example: need a float32 batch (N, ...), got {example.dtype} of shape {tuple(example.shape)}; "
-            "add the batch dimension with x[None]"
+            "convert it with .float(), and add the batch dimension with x[None]"
         )
     own = _bounded(_fixed(_copied(model)))
     if not keep_adapters:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from talaria import shares, tasks, valid
-from talaria.errors import BundleError, DataError, some_of
+from talaria.errors import BundleError, ConfigError, DataError, some_of
 from talaria.inputs import array_of
 from talaria.tensors import Array
 from talaria.types import Samples
@@ -49,6 +49,10 @@ def verify_bundle(
     valid.number("verify", "seconds", seconds, "at least 0; with 0 no latency is measured", low=0)
     name = os.fspath(path)
     try:
+        dense = None if reference is None else Session(reference)
+    except BundleError as problem:  # an argument, of which the bundle is not to be blamed
+        raise ConfigError(f"reference: {str(problem).removeprefix('model: ')}") from None
+    try:
         bundle = open_bundle(path, limits, trust=trust)
     except BundleError as problem:
         return Report(name, (Check("integrity", False, str(problem).removeprefix(f"{name}: ")),))
@@ -68,7 +72,7 @@ def verify_bundle(
         if samples is not None:
             checks += _accuracy(bundle, sessions, samples, figures)
         if seconds > 0:
-            _latency(bundle, sessions, inputs[: bundle.steps.inputs(1)[0]], reference, seconds, figures)
+            _latency(bundle, sessions, inputs[: bundle.steps.inputs(1)[0]], dense, seconds, figures)
     except BundleError as problem:
         checks.append(Check("runs", False, str(problem)))
     return Report(name, tuple(checks), figures)
@@ -183,14 +187,14 @@ def _latency(
     bundle: Bundle,
     sessions: dict[str, Session],
     x: Array,
-    reference: bytes | None,
+    dense: Session | None,
     seconds: float,
     figures: dict[str, Any],
 ) -> None:
     default = bundle.manifest["default"]
-    if reference is None and bundle.manifest["reference"] is not None:
-        reference = bytes(bundle.members[bundle.manifest["reference"]["file"]])
-    runs = {} if reference is None else {"dense": partial(Session(reference), x)}
+    if dense is None and bundle.manifest["reference"] is not None:
+        dense = Session(bytes(bundle.members[bundle.manifest["reference"]["file"]]))
+    runs = {} if dense is None else {"dense": partial(dense, x)}
     found = interleaved(runs | {default: partial(sessions[default], x)}, seconds=seconds)
     figures["latency_ms"] = found[default].ms
-    figures["latency_ratio"] = None if reference is None else found[default].ratio
+    figures["latency_ratio"] = None if dense is None else found[default].ratio

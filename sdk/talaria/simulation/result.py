@@ -179,9 +179,14 @@ class Result:
         return folder
 
     def parameters(self, client: str) -> int:
-        """How many parameters the client's model keeps of the unpruned one. What an algorithm serves beside it, as
-        Thorki's small branch, is not among them: a device's ``talaria edge result`` counts all that it serves."""
+        """How many parameters a member's model keeps of the unpruned one. What an algorithm serves beside it, as
+        Thorki's small branch, is not among them: a device's ``talaria edge result`` counts all that it serves.
+
+        Raises :class:`~talaria.errors.ConfigError` for a name that is no member's.
+        """
         learned = self.learned
+        if client not in learned.members:
+            raise ConfigError(f"client={client!r} is no member; choose one of {', '.join(list(learned.members)[:8])}")
         mask = rounds.mask_of(learned.run, learned.members[client], learned.private.get(client))
         parameters = rounds.template(learned.run.spec).named_parameters()
         return sum(math.prod(compact_shape(name, parameter.shape, mask)) for name, parameter in parameters)

@@ -112,6 +112,8 @@ def test_a_module_of_ones_own_is_learned_and_served(data: talaria.Federated) -> 
     assert float(found) == result.clients["anna"].accuracy
     with pytest.raises(ConfigError, match="client='dora' is none of this run"):
         result.model("dora")
+    with pytest.raises(ConfigError, match="client='dora' is no member; choose one of anna"):
+        result.parameters("dora")
 
 
 def test_baselines_stand_beside_a_run_on_its_page(data: talaria.Federated, tmp_path: Path) -> None:
