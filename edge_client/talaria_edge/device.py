@@ -59,10 +59,10 @@ class Device:
             :class:`talaria.Samples` or a pair of arrays ``(x, y)``, which are cut into 70 % training, 10 % validation
             and 20 % test, where ``y`` are classes as a simulation cuts them (of another task, whose name is not known
             yet, other samples may fall into each part); ``(train, val)`` or ``(train, val, test)``, each Samples or a
-            tuple ``(x, y)``; a :class:`DeviceData`. Or a name: ``"npz:mine.npz"`` (a path works too), ``"smartwatch"``,
-            whose client ``id`` is this device; ``"folder:windows"``, a folder that fills (:meth:`record`,
-            :meth:`label`); ``"mypkg.data:load"`` of a package in ``allow``. Or a :class:`DataSource`, such as a
-            :class:`FolderSource` with bounds of your own.
+            tuple ``(x, y)``; a :class:`DeviceData`. Or a name: ``"npz:mine.npz"`` (a ``Path`` works too),
+            ``"smartwatch"``, whose client ``id`` is this device; ``"folder:windows"``, a folder that fills
+            (:meth:`record`, :meth:`label`); ``"mypkg.data:load"`` of a package in ``allow``. Or a :class:`DataSource`,
+            such as a :class:`FolderSource` with bounds of your own.
         id: This device's name: 1 to 36 of a-z, 0-9 and '-'. None: the name in its keys; without keys ``"device"``.
         keys: The folder that :func:`join` made. None: ``identity`` in the current folder where that holds keys; else
             none, which is for a fleet on this machine alone.

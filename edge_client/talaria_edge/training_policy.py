@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+from talaria import valid
 from talaria.errors import ConfigError
 from talaria.foreign import shown
 
@@ -43,7 +44,7 @@ class Rules:
     max_load: float | None = None
     min_idle_s: float | None = None
     hours: tuple[int, int] | None = None
-    """From minute to minute of the day; it may pass midnight. The end is outside."""
+    """From minute to minute of the day, (1320, 390) for 22:00 to 06:30; it may pass midnight. The end is outside."""
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -56,10 +57,20 @@ class Rules:
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if value is not None and not (number and math.isfinite(value) and low <= value <= high):
                 raise ConfigError(f"guard: {name}={shown(value)} must be a number in [{low:g}, {high:g}], or left out")
-        if self.hours is not None and not all(0 <= m < 1440 for m in self.hours):
-            raise ConfigError(f"guard: hours={self.hours!r} must be two minutes of the day in 0..1439")
-        if self.hours is not None and self.hours[0] == self.hours[1]:
+        valid.flag("guard", "only_charging", self.only_charging)
+        if self.hours is None:
+            return
+        if not (isinstance(self.hours, tuple) and len(self.hours) == 2 and all(_minute(m) for m in self.hours)):
+            raise ConfigError(
+                f"guard: hours={shown(self.hours)} must be two minutes of the day in 0..1439, such as (1320, 390) for "
+                "22:00 to 06:30"
+            )
+        if self.hours[0] == self.hours[1]:
             raise ConfigError(f"guard: hours={self.hours!r} begin where they end; leave hours out to allow every hour")
+
+
+def _minute(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1440
 
 
 @dataclass(frozen=True)

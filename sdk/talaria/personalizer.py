@@ -120,6 +120,8 @@ class Personalizer:
         self._given = model if isinstance(model, Module) else None
         if self._spec is None and self._given is None:
             raise ConfigError(f"model={type(model).__name__} must be a ModelSpec or a torch module")
+        if self._spec is not None and head is not None:
+            raise ConfigError(f"head={shown(head)} is a module's; a ModelSpec has its own: ModelSpec(..., head=...)")
         if self._given is not None:
             answers.require_own_weights(self._given, "model")
             several.require_one(self._given, "model")

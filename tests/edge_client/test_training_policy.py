@@ -75,6 +75,9 @@ def test_hours_are_read_from_text() -> None:
         {"min_idle_s": "soon"},
         {"hours": (0, 1440)},
         {"hours": (5, 5)},
+        {"hours": "22:00-06:30"},
+        {"hours": (22.5, 6)},
+        {"only_charging": "yes"},
     ],
 )
 def test_rules_that_mean_nothing_are_refused(wrong: dict[str, object]) -> None:

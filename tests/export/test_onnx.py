@@ -94,7 +94,7 @@ def test_example_that_is_no_float32_batch_is_refused(imu, example):
 
 
 def test_an_example_that_is_no_tensor_is_told_how_to_become_one(imu):
-    with pytest.raises(DataError, match="got ndarray; write torch.as_tensor"):
+    with pytest.raises(DataError, match=r"got ndarray; write torch\.as_tensor"):
         export_onnx(imu.model, imu.x.numpy())
 
 

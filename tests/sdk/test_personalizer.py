@@ -424,3 +424,8 @@ def test_two_threads_learn_what_each_learns_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Noisy, "others", Barrier(2, timeout=1))
     with ThreadPoolExecutor(2) as threads:
         assert all(torch.equal(one, alone) for one in threads.map(learned, range(2)))
+
+
+def test_a_head_beside_a_spec_is_refused_which_has_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"head='fc' is a module's; a ModelSpec has its own"):
+        Personalizer(ModelSpec("imu_cnn", (6, 32), 3), head="fc")
