@@ -187,6 +187,18 @@ def test_labels_come_later_and_the_last_word_counts(tmp_path):
             source.label(id, y)
 
 
+def test_a_word_about_a_whole_file_is_the_last_about_each_of_its_windows(tmp_path, clock):
+    source = FolderSource(tmp_path / "windows", labels=("rest", "walk"))
+    window(source.path, "monday", clock[0], rows=4, split=[0, 0, 0, 0])
+    source.label("monday/3", "rest")
+    source.label("monday", "walk")
+    assert source.load().train.y.tolist() == [1, 1, 1, 1]
+    source.label("monday/0", "rest")
+    assert source.load().train.y.tolist() == [0, 1, 1, 1]
+    source.label("monday", -1)
+    assert len(source.load().train) == 0
+
+
 @pytest.mark.parametrize("y", [2, -2, 2.0, 0.5, np.int64(7), 10**400])
 def test_a_class_beyond_the_names_is_refused_when_it_is_said(tmp_path, y):
     """Not in each round that would learn from it, which nobody could trace to the window."""

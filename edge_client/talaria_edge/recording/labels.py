@@ -67,19 +67,29 @@ class LabelQueue:
             ) from None
 
     def read(self) -> dict[str, Label]:
-        """The labels by window. Lines that a kill cut short, or that are none, are passed over."""
+        """The labels by window; what was said of single windows of a file ends where the file is named later.
+
+        Lines that a kill cut short, or that are none, are passed over.
+        """
         try:
             with (self.folder / FILE).open("rb") as file:
                 data = file.read(LARGEST)
         except OSError:
             return {}
         found: dict[str, Label] = {}
+        rows: dict[str, list[str]] = {}
         for line in data.split(b"\n"):
             try:
                 id, label = json.loads(line) if len(line) <= LINE else (None, None)
             except (ValueError, TypeError, RecursionError):
                 continue
             if isinstance(id, str) and label is not None and _is_label(label):
+                name, _, row = id.partition("/")
+                if row:
+                    rows.setdefault(name, []).append(id)
+                else:
+                    for earlier in rows.pop(name, ()):
+                        found.pop(earlier, None)
                 found[id] = label
         return found
 
