@@ -192,9 +192,10 @@ def predict(
     variant: Annotated[str | None, typer.Option(help="Another variant than the bundle's default.")] = None,
     threads: Annotated[int, typer.Option(help="Cores that one prediction may use.")] = 1,
     trust: Annotated[str | None, typer.Option(help="Public key, 64 hex digits, that must have signed it.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print labels and probabilities as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answers as JSON.")] = False,
 ) -> None:
-    """Classify recorded inputs with a bundle: a label and its probability each.
+    """Answer recorded inputs with a bundle: a label and its probability each, or what another task says: numbers,
+    labels, or a label for each step.
 
     Where the bundle cuts a recording, the step at which each window begins comes first.
     """

@@ -39,7 +39,8 @@ def build(
 ) -> None:
     """Write one step of training as an ONNX graph for every mask and batch size, with its measured error.
 
-    The step is compared with float64 and must err no more than twice as much as torch does in float32. Needs torch.
+    The step is compared with float64 and must err no more than twice as much as torch does in float32, or by sixteen
+    of float32's roundings where that is more. Needs torch.
     """
     from talaria.model.spec import ModelSpec
     from talaria.programs.build import build as made

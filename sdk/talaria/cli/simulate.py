@@ -96,7 +96,8 @@ def simulate(
     evaluate_every: Annotated[
         int | None,
         typer.Option(
-            help="Measure the members after every so many rounds and the last; default: never, with --report ten times."
+            help="Measure the members after every so many rounds and the last; default: never, with --report ten times "
+            "at most."
         ),
     ] = None,
     engine: Annotated[
@@ -218,7 +219,7 @@ def simulate(
         asynchronous=asynchronous,
         buffering={k: v for k, v in buffering.items() if v is not None},
         data_options=together(data_option, "--data-option", {"partition": partition}),
-        evaluate_every=(max(1, rounds // 10) if report else 0) if evaluate_every is None else evaluate_every,
+        evaluate_every=(-(-rounds // 10) if report else 0) if evaluate_every is None else evaluate_every,
         engine=engine,  # type: ignore[arg-type]  # checked there
         device=device,
         privacy=privacy,

@@ -36,8 +36,8 @@ def build(spec: ModelSpec, trained: str = "all", recipe: Recipe = Recipe()) -> b
 
     ``recipe`` gives momentum, weight decay and smoothing; the rate is an input, and what else it says is the loop's.
     Raises :class:`~talaria.errors.ModelError` for a layer without a rule, and where the program errs more than twice as
-    much against float64 as torch does in float32; :class:`~talaria.errors.ConfigError` for other steps than those of
-    SGD.
+    much against float64 as torch does in float32, and by more than sixteen of its roundings;
+    :class:`~talaria.errors.ConfigError` for other steps than those of SGD.
     """
     if not isinstance(spec, ModelSpec):
         raise ConfigError(

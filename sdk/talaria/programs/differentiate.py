@@ -74,7 +74,7 @@ def packed(spec: ModelSpec, only: Collection[str] | None, taps: Sequence[str]) -
     """The file of the derivative of ``spec`` at ``taps``, for what ``only`` trains.
 
     It is measured against float64 as a step is. Raises :class:`~talaria.errors.ModelError` for a layer without a rule,
-    and where it errs more than twice as much as torch does in float32.
+    and where it errs more than twice as much as torch does in float32, and by more than sixteen of its roundings.
     """
     module = zoo.build(spec)
     graph = graph_of(module, zoo.head(spec), spec.input_shape, only, taps, whole=partial(zoo.whole, spec))

@@ -200,6 +200,12 @@ def test_a_budget_brings_its_length_however_it_is_said(arrays: Path) -> None:
     assert named["privacy"] == own["privacy"]
 
 
+def test_with_a_report_members_are_measured_ten_times_at_most(arrays: Path, tmp_path: Path) -> None:
+    base = ["simulate", "-d", f"npz:{arrays}", "--rounds", "15", "--epochs", "0", "--json"]
+    curve = command(*base, "--report", str(tmp_path / "page.html"))["curve"]
+    assert [point["round"] for point in curve if point["accuracy"] is not None] == [2, 4, 6, 8, 10, 12, 14, 15]
+
+
 def test_where_nothing_is_shared_no_share_of_it_is_told(arrays: Path) -> None:
     words = ["simulate", "-d", f"npz:{arrays}", "--rounds", "1", "--epochs", "0", "-a"]
     shown = {name: CliRunner().invoke(app(words), [*words, name]).output for name in ("local", "fedavg")}
