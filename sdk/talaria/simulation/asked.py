@@ -132,7 +132,7 @@ def spec_of(
     last layer."""
     if isinstance(model, Module):
         kept = zoo.keep(model, data.input_shape, data.classes, head=head)
-        return replace(kept, adapters=_adapters(adapters), seed=seed)
+        return replace(kept, adapters=_adapters(adapters), seed=seed, pretrained=pretrained)
     if model is not None and not isinstance(model, str | ModelSpec):
         model = zoo.GROUP.name_of(model)
     found = _named(data, model, plans, adapters, pretrained, seed, dataset)
@@ -151,6 +151,10 @@ def _named(
     extra = _adapters(adapters)
     meant = next((plan.model for plan in plans.values() if plan.model is not None), None)
     if isinstance(model, ModelSpec):
+        if model.input_shape != data.input_shape:  # which no device would learn
+            raise ConfigError(
+                f"model: input_shape={model.input_shape}, but the samples have {data.input_shape}; give that"
+            )
         return replace(model, adapters=extra or model.adapters, pretrained=pretrained or model.pretrained)
     if model is None and meant is not None:
         zoo.GROUP.require_allowed(meant.get("name"), (), "a plan's file imports nothing: name the model too")

@@ -114,6 +114,13 @@ def test_a_module_of_ones_own_is_learned_and_served(data: talaria.Federated) -> 
         result.model("dora")
     with pytest.raises(ConfigError, match="client='dora' is no member; choose one of anna"):
         result.parameters("dora")
+    with pytest.raises(ConfigError, match="pretrained=True, but no weights are published"):
+        talaria.simulate("fedper", data, model=module, rounds=1, pretrained=True)
+
+
+def test_a_spec_for_other_samples_is_refused(data: talaria.Federated) -> None:
+    with pytest.raises(ConfigError, match=r"input_shape=\(5,\), but the samples have \(4,\)"):
+        talaria.simulate("fedper", data, talaria.ModelSpec("mlp", (5,), 3), rounds=1)
 
 
 def test_baselines_stand_beside_a_run_on_its_page(data: talaria.Federated, tmp_path: Path) -> None:
