@@ -54,3 +54,5 @@ def test_words_that_are_not_plain_are_left_to_the_command_line(words):
 def test_plain_words_start_agents(tmp_path):
     with pytest.raises(ConfigError, match=r"lacking\.toml"):
         program.straight([str(tmp_path / "lacking.toml"), "--threads", "1", "--json", "--insecure"])
+    with pytest.raises(ConfigError, match="threads=100000 must be at most 256"):
+        program.straight([str(tmp_path / "lacking.toml"), "--threads", "100000"])

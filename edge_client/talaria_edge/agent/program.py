@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from talaria import malloc
+from talaria import malloc, valid
 from talaria.event_log import EventLog
 from talaria.plugins import has_torch
 from talaria_edge.agent.supervisor import run_agents
@@ -19,10 +19,13 @@ from talaria_edge.config import load_configs
 _MAPPED = 1 << 20
 """Bytes of a block from which on it goes back to the system once it is free."""
 _FLAGS = {"--json", "--insecure"}
+_MOST_THREADS = 256
+"""Where the system refuses torch a thread, the process ends at its first product."""
 
 
 def run(configs: Sequence[Path], *, as_json: bool = False, threads: int = 0, insecure: bool = False) -> int:
     """Run the agents of these device.toml to their end; the exit status, with what failed on stderr."""
+    valid.whole("edge", "threads", threads, 0, _MOST_THREADS)
     malloc.settle(arenas=1, mapped=_MAPPED, kept=_MAPPED)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     if threads and has_torch():
