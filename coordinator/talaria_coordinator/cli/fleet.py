@@ -93,7 +93,7 @@ def enroll(
         typer.echo(json.dumps({"device": device, "code": code.text(), "hours": hours}))
     else:
         typer.echo(code.text())
-        typer.echo(f"Good for {hours:g} hours, once. On the device: talaria edge join identity", err=True)
+        typer.echo(f"Good for {hours:g} h, once. On the device: talaria edge join identity", err=True)
 
 
 @app.command(epilog=STEPS)
