@@ -5,6 +5,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -617,6 +618,30 @@ def test_a_wrong_device_does_not_hold_its_place_for_good_and_who_is_not_asked_is
 
     run_all(story())
     assert "bela" in {device for _, device in one.store.attempts.of("watch")[-1].counted}
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda model: model.write_bytes(model.read_bytes()[:-1])])
+def test_a_global_model_that_is_gone_from_flash_is_fetched_again_and_no_round_fails_for_it(house, monkeypatch, harm):
+    one, harmed = house(quorum=1.0), set()
+
+    def first_harmed(real):
+        def work(learner, *given):
+            if learner.config.device == "carl" and real not in harmed:
+                harmed.add(real)
+                harm(learner.store.folder / "model.bin")
+            return real(learner, *given)
+
+        return work
+
+    for name in ("learn", "finish"):
+        monkeypatch.setattr(Learner, name, first_harmed(getattr(Learner, name)))
+    run_all(one.serve(), *map(one.agent, one.data))
+    assert len(harmed) == 2
+    assert not [event for event in one.told if event["event"] in ("declined", "error")]
+    assert [row.round for row in one.store.attempts.of("watch")] == [1, 2, 3], "no round was tried twice"
+    simulated = one.simulated()
+    assert tensors.equal(one.shared(), simulated.shared)
+    assert all(tensors.equal(one.private(name), simulated.private[name]) for name in one.data)
 
 
 def test_a_device_that_left_does_not_hold_a_round_to_its_deadline(house, a_run):

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from talaria import time
-from talaria.errors import BundleError, ConfigError, ModelError, TalariaError, WireError, said
+from talaria.errors import BundleError, ConfigError, ModelError, TalariaError, said
 from talaria.federated.run import Run
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
@@ -78,13 +78,9 @@ class Rounds:
             work = partial(learner.learn, round, action.model_digest, asked.after, action.epoch)
             trained, metrics = await loop.run_in_executor(self._worker, work)
             self._took = time.monotonic() - begun
-        except Narrow:
-            await self._put(e.TooNarrow(time.monotonic()))
-            return
-        except WireError as error:
+        except Narrow as error:
             logger.info("%s: round %s: %s", self.config.device, action.attempt, error)
-            # Nobody else knows that this global model is gone from here; declined, it is asked again for the newer one.
-            await self._put(e.DeclineRound(time.monotonic(), action.attempt, str(error)))
+            await self._put(e.TooNarrow(time.monotonic()))
             return
         except Exception as error:  # noqa: BLE001 - see _give_up
             if isinstance(error, Diverged):
@@ -142,6 +138,9 @@ class Rounds:
         """This device's next word in a secure round, or its masked update; without, it takes part no more."""
         try:
             spoken = await asyncio.to_thread(word)
+        except Narrow:
+            await self._put(e.TooNarrow(time.monotonic()))
+            return
         except Exception as error:  # noqa: BLE001 - see _give_up
             await self._give_up(attempt, error)
             return

@@ -194,11 +194,14 @@ class Learner:
         return decode_held(self.run, self.model(model_digest))
 
     def model(self, digest: bytes) -> bytes:
-        """The global model with this sha256, or the part of it, as it lies on flash. Raises
-        :class:`~talaria.errors.WireError` where another one does by now."""
-        data = self.store.model()
+        """The global model with this sha256, or the part of it, as it lies on flash. Raises :class:`Narrow` where it
+        does not."""
+        try:
+            data = self.store.model()
+        except StateError as error:
+            raise Narrow(str(error)) from error
         if model_of(data) != digest:
-            raise WireError("the global model on flash is another one by now; the coordinator will ask again")
+            raise Narrow("the global model on flash is another one by now, or damaged")
         return data
 
     def _shared(self, model_digest: bytes, own: Tensors | None) -> Tensors:

@@ -386,7 +386,7 @@ class Keeps:
 
 @dataclass(frozen=True)
 class TooNarrow:
-    """What is on flash of the global model is not enough after all: it is needed whole."""
+    """What is on flash of the global model is not enough after all, or damaged or gone: it is needed whole."""
 
     now: float
 

@@ -181,12 +181,16 @@ class Download:
             state.wanted = False
             self._begin(state, None, b"", out)
 
-    def whole(self, state: DeviceState, out: Actions) -> None:
-        """What is on flash is not enough: the whole model is asked for."""
+    def whole(self, state: DeviceState, now: float, out: Actions) -> None:
+        """What is on flash is not enough, or damaged: the whole model is asked for; unless it is another one by now
+        than that which the job begins from."""
         digest, job = state.model_digest, state.job
-        state.keeps, state.model_digest = b"", b""
         if job is not None and job.phase == "training":
             job.phase = "fetching"
+            if job.model_digest != digest:
+                self.want(state, now, out)
+                return
+        state.keeps, state.model_digest = b"", b""
         out.append(a.Save())
         if digest:
             self.say(state, m.Want(model_digest=digest, bitmap=b""), out)

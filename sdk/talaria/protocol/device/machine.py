@@ -107,7 +107,7 @@ class DeviceMachine:
             case e.Keeps():
                 state.keeps = event.mask
             case e.TooNarrow():
-                self._model.whole(state, out)
+                self._model.whole(state, now, out)
             case e.SayGoodbye():
                 self._say(state, m.Leave() if event.for_good else m.Goodbye(version=max(0, state.version)), out)
             case _:
