@@ -7,6 +7,7 @@ import stat
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,6 +29,7 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria.protocol.coordinator.state import Attempt, Peer
 from talaria.types import Update
+from talaria_coordinator.cli.status import read_status
 from talaria_coordinator.cli.template import found as found_fleet
 from talaria_coordinator.config.api import ApiConfig, api_of
 from talaria_coordinator.config.fleet import FleetConfig
@@ -135,6 +137,24 @@ def test_what_keeps_a_coordinator_from_its_work_is_shown_until_it_is_over(store,
             shown.append(got(client, "/api/v1/fleets/watch")["trouble"])
     assert shown == [[full], [full, "link lost"], [full], []]
     assert len(journal) == 4
+
+
+def test_bytes_of_a_version_are_of_the_updates_in_it_whenever_they_were_made(store, views, tmp_path):
+    """Asynchronously all stood beside the attempt that had asked for them, and later ones had none."""
+    epoch, late = store.fleets.get("watch").epoch, 3
+    for device in KEPT:
+        store.updates.keep("watch", late, device, digest=B, size=100, base_version=1, found=found(device, 0.5))
+    commit = partial(store.attempts.commit, "watch", epoch=epoch, model_digest=C, server=A, last=False)
+    commit(late, counted=[(late, "anna")], down=0, dense=400)
+    next_ = store.attempts.open("watch", 3, list(KEPT), C).attempt
+    commit(next_, counted=[(late, "bela"), (late, "carl")], down=0, dense=400)
+    run = Run(spec=ModelSpec("mlp", (6,), 3), algorithm="fedavg")
+    config = FleetConfig(name="watch", run=run, state=tmp_path, devices=4)
+    told = {row["attempt"]: row["bytes_up"] for row in read_status(config)["history"]}
+    for attempt, counted in ((late, 1), (next_, 2)):
+        view = views.attempt("watch", attempt).summary
+        assert (view.bytes_up, view.bytes_dense, view.accuracy.count) == (100 * counted, 400 * counted, counted)
+        assert told[attempt] == 100 * counted
 
 
 def test_rounds_come_newest_first_with_accuracy_overlap_and_bytes(client):

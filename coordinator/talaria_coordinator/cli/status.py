@@ -71,7 +71,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
                     **({"clients": store.updates.clients(config.name, r.attempt)} if config.gateways else {}),
                     "failure": r.failure,
                     "seconds": None if r.closed is None else round(r.closed - r.opened, 3),
-                    "bytes_up": sum(u.size for u in store.updates.of(config.name, r.attempt) if u.status == "counted"),
+                    "bytes_up": sum(u.size for u in store.updates.counted(config.name, r.counted or ())),
                     "bytes_down": r.down,
                     "bytes_dense": r.dense,
                     "means": dict(r.means),

@@ -140,6 +140,12 @@ class Updates:
             rows = tx.execute(select(UPDATES).where(of_attempt(UPDATES, fleet, attempt)))
             return sorted((received_of(row) for row in rows), key=lambda update: update.device)
 
+    def counted(self, fleet: str, pairs: Sequence[tuple[int, str]]) -> list[Received]:
+        """The updates of these (attempt that each was made for, device), as a committed attempt names them."""
+        named = set(pairs)
+        made = (update for attempt in sorted({attempt for attempt, _ in named}) for update in self.of(fleet, attempt))
+        return [update for update in made if (update.attempt, update.device) in named]
+
     def clients(self, fleet: str, attempt: int) -> int:
         """How many devices are in the updates of a round that count, a gateway's site in full."""
         same = (FINDINGS.c.attempt == UPDATES.c.attempt) & (FINDINGS.c.device == UPDATES.c.device)

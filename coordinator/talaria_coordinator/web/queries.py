@@ -253,7 +253,8 @@ def spent_view(spent: Spent | None) -> SpentView | None:
 
 
 def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
-    entries = tx.execute(_found(row.fleet, row.attempt, ("stored", "counted"), "", None)).all()
+    came = tx.execute(_found(row.fleet, row.attempt, ("stored", "counted"), "", None)).all()
+    entries = came if row.counted is None else _counted(tx, row)
     rejected = tx.execute(
         select(func.count()).where(of_attempt(UPDATES, row.fleet, row.attempt) & (UPDATES.c.status == "rejected"))
     ).scalar_one()
@@ -263,7 +264,7 @@ def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
         round=row.round,
         state="open" if row.closed is None else ("failed" if row.failure else "closed"),
         cohort=len(json.loads(row.cohort)),
-        stored=len(entries),
+        stored=len(came),
         counted=None if row.counted is None else len(json.loads(row.counted)),
         clients=sum(one.clients for one in found),
         rejected=rejected,
@@ -280,6 +281,14 @@ def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
         means=means_of(row),
         model_digest=row.model_digest,
     )
+
+
+def _counted(tx: Connection, row: Row[Any]) -> list[Row[Any]]:
+    """The updates that count in a committed attempt; asynchronously they may have been made for earlier ones."""
+    pairs = {(number, device) for number, device in json.loads(row.counted)}
+    made = sorted({number for number, _ in pairs})
+    every = (entry for number in made for entry in tx.execute(_found(row.fleet, number, ("counted",), "", None)))
+    return [entry for entry in every if (entry.attempt, entry.device) in pairs]
 
 
 def _overlap(found: Sequence[Findings]) -> float | None:

@@ -88,7 +88,8 @@ class AttemptView:
     ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
     that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index). ``means`` are those of what devices
     told within a secure round's sum, where single devices' are not seen. ``clients`` are the devices behind what is
-    ``stored``, a gateway's site counted in full."""
+    ``stored``, a gateway's site counted in full. Once it is committed, all these are of the updates that count in it,
+    which asynchronously may have been made for earlier attempts."""
 
     attempt: int
     round: int
