@@ -95,7 +95,7 @@ def stratified(labels: Array, val: float, test: float, rng: np.random.Generator)
     """
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    tested = spread(len(order), max(1, round(test * len(order))) if test else 0)
+    tested = spread(len(order), min(max(1, round(test * len(order))), len(order) - 1) if test else 0)
     rest = np.delete(order, tested)
     checked = spread(len(rest), min(round(val * len(order)), len(rest) - 1))
     return np.sort(np.delete(rest, checked)), np.sort(rest[checked]), np.sort(order[tested])
