@@ -74,13 +74,18 @@ class MaskedMean:
         check_weighting("masked mean", self.weighting)
         check_count("masked mean", "min_holders", self.min_holders, 1)
 
+    @property
+    def leaves(self) -> bool:
+        """Whether coordinates that some hold may stay."""
+        return self.mode == "intersection" or self.min_holders > 1
+
     def init(self, shared: Tensors) -> Tensors:
         """No state."""
         return {}
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> tuple[Tensors, Tensors]:
         """The new shared state; see the class."""
-        leaves = self.mode == "intersection" or self.min_holders > 1
+        leaves = self.leaves
         fold = Fold(shared, trained(shared), count=leaves)
         most = Counters(shared)
         kept = Kept()

@@ -36,6 +36,7 @@ def require_private(run: Run, privacy: Privacy) -> None:
             "privacy: an asynchronous run takes updates one by one, and no cohort adds them up together; "
             "learn in rounds, or leave privacy out"
         )
+    rounds.require_still(run)  # few holders are never opened
     if run.codec != "raw":
         raise ConfigError(
             f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead"

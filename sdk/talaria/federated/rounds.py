@@ -165,8 +165,9 @@ def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
     """The server's rule: ``aggregator``, else the algorithm's own.
 
     Statistics that an algorithm pools beside its body (pFedGM) are pooled around the fleet's rule too. Raises
-    :class:`ConfigError` where an asynchronous run has no buffer, or one in rounds has one, and where an algorithm
-    averages what all devices keep (Hermes' ``intersection``) and ``aggregator`` moves what some of them do."""
+    :class:`ConfigError` where an asynchronous run has no buffer, or one in rounds has one, where an algorithm averages
+    what all devices keep (Hermes' ``intersection``) and ``aggregator`` moves what some of them do, and as
+    :func:`require_still`."""
     if run.asynchronous:
         if not isinstance(aggregator, FedBuff):
             raise ConfigError(
@@ -174,6 +175,8 @@ def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
             )
         return aggregator
     own = algorithm_of(run).aggregator
+    if any(getattr(rule, "leaves", False) for rule in chain(aggregator or own)):
+        require_still(run)
     if aggregator is None:
         return own
     if any(isinstance(rule, FedBuff) for rule in chain(aggregator)):
@@ -187,6 +190,16 @@ def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
     if isinstance(own, PooledStatistics) and not pools(aggregator):
         return replace(own, inner=aggregator)
     return aggregator
+
+
+def require_still(run: Run) -> None:
+    """Raise :class:`ConfigError` where what a rule leaves alone would not stand still on its way to devices that go on
+    from their own values of it (Hermes): int8 has a scale for each row, which moves with its largest value."""
+    if run.download == "int8" and algorithm_of(run).card.prunes:
+        raise ConfigError(
+            f"run: download='int8' moves what the rule leaves alone because few devices keep it, and {run.algorithm} "
+            "goes on from its own values of what stood still; set download='bf16', 'fp16' or 'raw'"
+        )
 
 
 def _intersects(rule: Aggregator) -> bool:

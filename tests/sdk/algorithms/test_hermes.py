@@ -11,6 +11,7 @@ from tolerance import roundings
 
 from talaria.aggregate.fedopt import ServerMomentum
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.robust.bucketing import Bucketed
 from talaria.aggregate.robust.krum import Krum
 from talaria.aggregate.robust.median import Median, TrimmedMean
 from talaria.aggregate.wrappers import Clipped
@@ -19,12 +20,14 @@ from talaria.algorithms.hermes.own_values import assembled
 from talaria.algorithms.hermes.subnetwork import narrowed, next_widths, pruned_share
 from talaria.errors import ConfigError
 from talaria.federated import rounds
+from talaria.federated.private_rule import require_private
 from talaria.federated.run import Member, Run
 from talaria.model import masks, zoo
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
 from talaria.model.state import state_of, tensor_of
 from talaria.planning.plan import Plan
+from talaria.privacy.rule import Privacy
 from talaria.simulation.reporting import mask_overlap, pair_overlap
 from talaria.simulation.run import simulate
 from talaria.tensors import Tensors, equal, only, under
@@ -374,6 +377,53 @@ def test_a_rule_that_moves_what_all_keep_folds_an_intersection(rule) -> None:
     assert rounds.rule_of(run(mode="intersection"), rule) is rule
     members = {m.client: m for m in (member("a", 1), member("b", 2), member("c", 3))}
     assert len(simulate(run(mode="intersection"), members, aggregator=rule).history) == 3
+
+
+@pytest.mark.parametrize("download", ["raw", "fp16", "bf16"])
+def test_what_a_rule_leaves_alone_stands_still_however_coarsely_it_travels(download) -> None:
+    """By that a device knows that it goes on from its own value."""
+    config = replace(run(mode="intersection"), download=download)
+    members = [labelled("a", 1, 0, 1), labelled("b", 2, 1, 2), labelled("c", 3, 0, 2)]
+    before, _, _ = learn(config, members, 1)
+    shared, _, sent = learn(config, members, 2)
+    every = [
+        masks.scatter({k: np.ones_like(v) for k, v in u.tensors.items()}, u.mask, _zeros(shared)) for u in sent[-1]
+    ]
+    for key in sent[-1][0].tensors:
+        alone = np.minimum.reduce([one[key] for one in every]) == 0
+        assert np.array_equal(shared[key][alone], before[key][alone]), key
+        assert key.startswith("bn") or not alone.any() or not np.array_equal(shared[key], before[key]), key
+
+
+@pytest.mark.parametrize(
+    ("hparams", "rule", "privacy"),
+    [
+        ({"mode": "intersection"}, None, None),
+        ({"min_holders": 2}, None, None),
+        ({}, ServerMomentum(inner=Median()), None),
+        ({}, Bucketed(inner=Median(), size=2), None),
+        ({}, None, Privacy(secure=True)),
+    ],
+    ids=["intersection", "min_holders", "median", "bucketed", "secure"],
+)
+def test_int8_models_are_refused_where_a_rule_leaves_coordinates_alone(hparams, rule, privacy) -> None:
+    """Its scales move with each row's largest value: a device would lose its own values of all that few hold."""
+
+    def told(of: Run) -> None:
+        rounds.rule_of(of, rule)
+        if privacy is not None:
+            require_private(of, privacy)
+
+    config = replace(run(**hparams), download="int8")
+    with pytest.raises(ConfigError, match=r"download='int8'.*hermes.*set download='bf16', 'fp16' or 'raw'"):
+        told(config)
+    for fits in (replace(config, download="bf16"), replace(config, algorithm="fedavg", hparams={})):
+        told(fits)
+    rounds.rule_of(replace(run(), download="int8"))
+
+
+def _zeros(shared: Tensors) -> Tensors:
+    return {key: np.zeros_like(value) for key, value in shared.items()}
 
 
 def test_who_chooses_no_channels_reads_no_bitmaps() -> None:

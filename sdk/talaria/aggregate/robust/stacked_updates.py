@@ -129,6 +129,11 @@ class RobustRule(ABC):
         """``2f+1``."""
         return 2 * self.f + 1
 
+    @property
+    def leaves(self) -> bool:
+        """Whether coordinates that some hold may stay."""
+        return self.keep == "all" or (self.min_holders or 2 * self.f + 1) > 1
+
     def init(self, shared: Tensors) -> Tensors:
         """No state."""
         return {}
