@@ -11,6 +11,7 @@ from talaria.data.partition import dirichlet, even, stratified
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.foreign import shown
 from talaria.recorded import Recorded
+from talaria.tasks.regression import LEAST_SPREAD
 from talaria.tensors import Array
 from talaria.types import Samples
 
@@ -149,8 +150,13 @@ def _targets(raw: Recorded, task: str) -> tuple[tuple[str, ...], Array]:
             raise DataError(
                 f"data: {raw.place('y', odd[0])} holds NaN, infinity or a value beyond float32; drop that sample"
             )
-        width = 1 if y.ndim == 1 else y.shape[1]
-        return tuple(f"target-{k}" for k in range(width)), y.astype(np.float32)
+        largest = np.abs(y.reshape(len(y), -1)).max(0)
+        if ((largest > 0) & (largest < LEAST_SPREAD)).any():  # whose spread would count as none
+            raise DataError(
+                f"data: y holds targets of at most {largest[largest > 0].min():g}, and what differs by less "
+                f"than {LEAST_SPREAD:g} counts as the same; write them in a smaller unit"
+            )
+        return tuple(f"target-{k}" for k in range(len(largest))), y.astype(np.float32)
     whole = recorded.whole(y, "y")
     if y.ndim != 2:
         raise DataError(

@@ -301,6 +301,15 @@ def test_bad_arrays_name_field_value_and_mend(tmp_path: Path, changes: dict[str,
         loaded(tmp_path, **changes)
 
 
+def test_targets_whose_spread_would_count_as_none_are_refused() -> None:
+    """Metres where nanometres are meant: each client learned nothing, and scored 0 or 1."""
+    x, y = np.zeros((20, 3)), np.stack([np.arange(20.0), np.arange(20) * 1e-9], 1)
+    with pytest.raises(DataError, match=r"of at most 1\.9e-08.*write them in a smaller unit"):
+        Federated.from_arrays(x, y, clients=2, task="regression")
+    for fine in (np.zeros(20), np.full(20, 3.5), 1 + np.arange(20) * 1e-9, y * 1e3):
+        Federated.from_arrays(x, fine, clients=2, task="regression")
+
+
 def test_a_file_or_folder_by_its_name_alone_is_told_how_to_be_named(tmp_path: Path) -> None:
     for name in ("mine.npz", str(tmp_path)):
         with pytest.raises(ConfigError, match=r"does not say its form; write npz:"):
