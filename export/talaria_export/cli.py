@@ -31,7 +31,12 @@ def export(
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="The bundle to write.")] = Path("me.talaria"),
     of_run: Annotated[
-        Path | None, typer.Option("--run", help="Instead of all these: the folder of a simulation that --save kept.")
+        Path | None,
+        typer.Option(
+            "--run",
+            help="Instead of all these: the folder of a simulation that --save kept. The bundle then takes numbers as "
+            "they were before that scaled them: pixels 0 to 255.",
+        ),
     ] = None,
     client: Annotated[str, typer.Option(help="With --run: whose model, a member's or newcomer's.")] = "",
     mask: Annotated[
