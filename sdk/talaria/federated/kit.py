@@ -41,6 +41,8 @@ MOST = 40_000
 """Tensors and files that a kit may hold."""
 MOST_LAYERS = 10_000
 LARGEST_ABOUT = 1 << 24
+LARGEST_FILES = 1 << 27
+"""Bytes of all files in a kit together, inflated; those of real ones are less than a hundredth of it."""
 DIFFER = "kit: what it says and what it holds differ; make it again"
 LARGEST = 1 << 30
 """Most bytes of a file that is read as a kit."""
@@ -151,14 +153,22 @@ def _packed(about: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, b
     return {_ABOUT: zlib.compress(text, 9)} | {_FILE + name: zlib.compress(data, 9) for name, data in files.items()}
 
 
-def _inflated(data: memoryview, most: int) -> bytes:
-    reader = zlib.decompressobj()
-    found = reader.decompress(data, most + 1)
-    if len(found) > most:
-        raise TooLarge(f"a file of more than {most} bytes in it")
-    if not reader.eof or reader.unused_data:
-        raise ValueError("a file in it that is cut, or has something behind it")
-    return found
+@dataclass
+class _Room:
+    """What all files of one kit, those of models beside its own too, may still take once they are inflated."""
+
+    left: int = LARGEST_FILES
+
+    def inflated(self, data: memoryview, most: int) -> bytes:
+        """A file of at most ``most`` bytes."""
+        reader, most = zlib.decompressobj(), min(most, self.left)
+        found = reader.decompress(data, most + 1)
+        if len(found) > most:
+            raise TooLarge(f"a file of more than {most} bytes in it")
+        if not reader.eof or reader.unused_data:
+            raise ValueError("a file in it that is cut, or has something behind it")
+        self.left -= len(found)
+        return found
 
 
 def decode(data: bytes, limits: Limits = Limits()) -> Kit:
@@ -167,11 +177,12 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
     Raises :class:`~talaria.errors.StateError` for anything that :func:`encode` does not write.
     """
     try:
-        about, held, files, beside = _opened(data, limits)
+        room = _Room()
+        about, held, files, beside = _opened(data, limits, room)
         schema = _schema(about["state"])
         state = {name: held.pop(_STATE + name).array() for name in schema if _STATE + name in held}
         scores = {name.removeprefix(_SCORE): one.array() for name, one in held.items() if name.startswith(_SCORE)}
-        others = {name: _decoded(one, limits) for name, one in beside.items()}
+        others = {name: _decoded(one, limits, room) for name, one in beside.items()}
         layout, split = heard(about)
         source = _given(about, files, limits, others=others)
         layers = _layers(about["layers"], layout)
@@ -194,17 +205,17 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
 
 
 def _opened(
-    data: bytes, limits: Limits
+    data: bytes, limits: Limits, room: _Room
 ) -> tuple[dict[str, Any], dict[str, strict_safetensors.Entry], dict[str, bytes], dict[str, bytes]]:
     """What a file says, its tensors, the files in it, and those of models beside its own, still packed."""
     entries, meta = strict_safetensors.unpack(data, most=MOST)
     version = meta[_META]
     if version != str(VERSION):
         raise StateError(f"kit: is of version {version[:20]!r}, this Talaria reads {VERSION}; make it again")
-    about: dict[str, Any] = parsed(_inflated(entries.pop(_ABOUT).raw, LARGEST_ABOUT).decode())
+    about: dict[str, Any] = parsed(room.inflated(entries.pop(_ABOUT).raw, LARGEST_ABOUT).decode())
     within = {name.removeprefix(_FILE): entries.pop(name).raw for name in list(entries) if name.startswith(_FILE)}
     beside = {name.removeprefix(_BESIDE): bytes(raw) for name, raw in within.items() if name.startswith(_BESIDE)}
-    files = {n: _inflated(raw, limits.file_bytes) for n, raw in within.items() if not n.startswith(_BESIDE)}
+    files = {n: room.inflated(raw, limits.file_bytes) for n, raw in within.items() if not n.startswith(_BESIDE)}
     return about, entries, files, beside
 
 
@@ -222,8 +233,8 @@ def _schema(found: Any) -> dict[str, TensorSpec]:
     return schema
 
 
-def _decoded(data: bytes, limits: Limits) -> Given:
-    about, held, files, beside = _opened(data, limits)
+def _decoded(data: bytes, limits: Limits, room: _Room) -> Given:
+    about, held, files, beside = _opened(data, limits, room)
     state = {name: held.pop(_STATE + name).array() for name in about["state"]}
     if held or beside:
         raise StateError(DIFFER)

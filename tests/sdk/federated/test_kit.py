@@ -240,6 +240,12 @@ def bomb(about, arrays):
     arrays["file/forward"] = np.frombuffer(zlib.compress(bytes(Limits().file_bytes + 1), 9), np.uint8)
 
 
+def many_bombs(about, arrays):
+    """Each within the bound of one file: together they are 512 MiB, of 4 KiB each."""
+    one = np.frombuffer(zlib.compress(bytes(Limits().file_bytes), 9), np.uint8)
+    arrays.update({f"file/{place}": one for place in range(128)})
+
+
 def more_behind(about, arrays):
     arrays["file/forward"] = np.concatenate((arrays["file/forward"], np.zeros(1, np.uint8)))
 
@@ -257,7 +263,7 @@ def few_scores(about, arrays):
             rewritten,
             (
                 stranger, lost_weight, unknown_part, odd_share, no_size, downloaded, huge, twice, few_scores, bomb,
-                more_behind,
+                many_bombs, more_behind,
             ),
         ),
     ],
