@@ -50,7 +50,8 @@ class Limits:
     file_bytes: int = 4 << 20
     nodes: int = 20_000
     memory_bytes: int = 1 << 30
-    """Of the values that live at once in one step, each given back when it was last read."""
+    """Of the values that live at once in one step, each given back when it was last read; constants, and what follows
+    from them, are not."""
     multiply_adds: int = 10**12
 
 
@@ -73,20 +74,24 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
     last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
     last |= {port.name: len(graph.nodes) for port in graph.outputs}
     live = most = sum(value.bytes for value in values.values())
-    work = 0
+    work, known = 0, {*graph.constants}
     for place, node in enumerate(graph.nodes):
         rule = RULES.get(node.kind)
         if rule is None:
             raise WireError(f"program: uses the operator {node.kind[:40]!r}, which no program needs; build it again")
         odd = [name for name, _ in node.attributes if name not in _ATTRIBUTES.get(node.kind, ())]
-        if odd or node.get("axis", 0) < 0:
-            raise WireError(f"program: {node.kind} with {odd or 'a negative axis'} is unknown; build it again")
+        axis = node.get("axis", 0)
+        if odd or not isinstance(axis, int) or axis < 0:
+            raise WireError(f"program: {node.kind} with {odd or 'such an axis'} is unknown; build it again")
         try:
             found, extra = rule(node, [values[name] for name in node.inputs])
             made = found if isinstance(found, tuple) else (found,)
             named = list(zip(node.outputs, made, strict=True))
         except (KeyError, ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError) as why:
             raise WireError(f"program: {node.kind} does not fit its inputs ({why}); build it again") from None
+        # What follows from the file alone, or from sizes, ONNX Runtime works out when it loads it, and holds all of it.
+        if all(name in known or values[name].numbers is not None for name in node.inputs):
+            known |= {*node.outputs}
         for name, out in named:
             if name in values or min(out.shape, default=1) < 1:
                 raise WireError(f"program: {node.kind} gives {name[:40]!r} twice or of no size; build it again")
@@ -95,7 +100,7 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
         most, work = max(most, live), work + extra
         for name in {*node.inputs, *node.outputs}:
             if last.get(name, place) == place:
-                live -= values[name].bytes
+                live -= 0 if name in known else values[name].bytes
                 values[name] = values[name].forgotten
         if most > limits.memory_bytes or work > limits.multiply_adds:
             raise TooLarge(

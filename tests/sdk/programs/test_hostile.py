@@ -10,9 +10,9 @@ import pytest
 
 from talaria.errors import TalariaError, TooLarge, WireError
 from talaria.programs import onnx_file
-from talaria.programs.graph import Node, Port
+from talaria.programs.graph import Graph, Node, Port
 from talaria.programs.program import Program, values_of
-from talaria.programs.shapes import RULES, Limits
+from talaria.programs.shapes import RULES, Limits, Value, measure
 
 ROUNDS = 600
 MOST = 64 << 20
@@ -262,3 +262,27 @@ def test_inputs_and_outputs_are_those_of_a_step(program_of):
     ):
         with pytest.raises(WireError):
             Program(changed(data, inputs=inputs, outputs=outputs))
+
+
+def test_what_follows_from_the_file_alone_is_held_all_at_once():
+    """ONNX Runtime works it out while it loads the graph, and gives none of it back before it is done."""
+    known = {"one": np.ones(1, np.float32), "axis": np.zeros(1, np.int64), "size": np.array([1 << 20], np.int64)}
+    nodes, last = list[Node](), "x"
+    for place in range(80):
+        large, highest, after = f"large{place}", f"highest{place}", f"sum{place}"
+        nodes.append(Node("Expand", (f"one{place}", "size"), (large,)))
+        nodes.append(Node("ReduceMax", (large, "axis"), (highest,), (("keepdims", 0),)))
+        nodes.append(Node("Add", (last, highest), (after,)))
+        known[f"one{place}"], last = known["one"] * place, after
+    graph = Graph((Port("x", "float32", (1,)),), (Port(last, "float32", (1,)),), tuple(nodes), known)
+    with pytest.raises(TooLarge, match="MiB"):
+        measure(graph, {"x": Value((1,))}, Limits(memory_bytes=256 << 20))
+
+
+@pytest.mark.parametrize("axis", [(0,), "0", 0.5])
+def test_an_axis_that_is_no_whole_number_is_refused(axis):
+    """It was compared with zero: Python's own error came out."""
+    node = Node("Concat", ("x", "x"), ("y",), (("axis", axis),))
+    graph = Graph((Port("x", "float32", (1,)),), (Port("y", "float32", (2,)),), (node,), {})
+    with pytest.raises(WireError, match="Concat"):
+        measure(graph, {"x": Value((1,))}, Limits())
