@@ -3,8 +3,10 @@
 import fcntl
 import os
 from contextlib import suppress
-from errno import EBUSY, EISDIR
+from errno import EBUSY, EINVAL, EISDIR
+from io import FileIO
 from pathlib import Path
+from stat import S_ISREG
 from threading import get_ident
 from typing import BinaryIO
 
@@ -50,13 +52,32 @@ def flush(folder: Path) -> None:
         os.close(handle)
 
 
+def read(path: Path, most: int = -1) -> bytes:
+    """The bytes of the file ``path``, the first ``most`` if that is told. Raises OSError, also where it is a device or
+    a pipe: those may never give a byte, or never an end."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(EINVAL, "it is no file", str(path))
+        return file.read(most)
+
+
+def own(path: Path) -> None:
+    """Whatever lies at ``path`` and has its bytes elsewhere too, as a link, is removed: who goes on to write there
+    would write to that. Raises OSError."""
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if not S_ISREG(found.st_mode) or found.st_nlink > 1:
+            path.unlink()
+
+
 def lock(path: Path, *, wait: bool = True, make: bool = True) -> BinaryIO:
-    """The open file ``path``, which no other process has locked until it is closed.
+    """The open file ``path``, which no other process has locked until it is closed. It is left as it is.
 
     Raises BlockingIOError at once where another one has it and there is no ``wait``, OSError where it cannot be opened,
-    or is not there and there is no ``make``.
+    is a link, or is not there and there is no ``make``.
     """
-    file = path.open("wb" if make else "r+b")
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
+    file = FileIO(os.open(path, flags, 0o666), "r+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:

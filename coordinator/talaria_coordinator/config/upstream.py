@@ -17,7 +17,7 @@ def kept_run(state: Path) -> Run | None:
     :class:`~talaria.errors.StateError` where it cannot be read."""
     path = state / RUN
     try:
-        return Run.from_json(path.read_text(encoding="utf-8"), allow=None)
+        return Run.from_json(durable.read(path).decode(), allow=None)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, ConfigError) as error:

@@ -24,7 +24,7 @@ def prepare(run: Run, state: Path) -> None:
     path = beside(state, "blueprint", run)
 
     def read() -> blueprint.Blueprint:
-        return blueprint.decode(path.read_bytes())
+        return blueprint.decode(durable.read(path))
 
     try:
         known = read()

@@ -71,9 +71,10 @@ def take(state: Path) -> Iterator[Order]:
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else ():
         order = Order("pause")
         try:
-            if path.stat().st_size > LARGEST:
+            data = durable.read(path, LARGEST + 1)
+            if len(data) > LARGEST:
                 raise ConfigError(f"order: {path.name} is above {LARGEST} bytes; give orders by `talaria coordinator`")
-            order = _read(path.read_bytes())
+            order = _read(data)
         except (ConfigError, OSError) as error:
             order.answer.set_exception(error)
         with contextlib.suppress(OSError):

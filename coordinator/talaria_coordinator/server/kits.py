@@ -3,6 +3,7 @@ for, by a process of its own, and kept beside the state."""
 
 from __future__ import annotations
 
+from talaria import durable
 from talaria.errors import ConfigError, StateError
 from talaria.federated import kit as kits
 from talaria_coordinator.config.fleet import FleetConfig
@@ -27,7 +28,7 @@ def prepared(config: FleetConfig) -> bytes:
         return config.kit.read_bytes()
     path = blueprints.beside(config.state, "kit", config.run)
     try:
-        data = path.read_bytes()
+        data = durable.read(path)
         kits.decode(data).require(config.run)
         return data
     except (FileNotFoundError, StateError):

@@ -106,7 +106,9 @@ class DeviceStore:
                 f"state: {folder} is in use by another process; stop that agent, or give this one its own folder"
             ) from None
         except OSError as error:
-            raise StateError(f"state: cannot use {folder}: {error.strerror}; give a folder to write to") from None
+            raise StateError(
+                f"state: cannot use {error.filename or folder}: {error.strerror}; give a folder to write to"
+            ) from None
 
     def __enter__(self) -> DeviceStore:
         return self
@@ -332,7 +334,7 @@ class DeviceStore:
         """What differential privacy has cost this device, as its coordinator counts, and by whose noise; empty where
         nothing is counted."""
         with suppress(OSError, ValueError, TypeError, KeyError):
-            found = json.loads(self._spent.read_text())
+            found = json.loads(durable.read(self._spent))
             form = {"form": found["form"]} if isinstance(found.get("form"), str) else {}
             return {"epsilon": float(found["epsilon"]), "delta": float(found["delta"]), **form}
         return {}
@@ -346,9 +348,8 @@ class DeviceStore:
         """Bytes ``up`` and ``down`` by round; the global model that a round begins from is its own download, and the
         last global model stands under the round after the last."""
         with suppress(OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError, RecursionError):
-            return {
-                int(k): {n: int(v[n]) for n in ("up", "down")} for k, v in json.loads(self._traffic.read_text()).items()
-            }
+            found = json.loads(durable.read(self._traffic))
+            return {int(k): {n: int(v[n]) for n in ("up", "down")} for k, v in found.items()}
         return {}
 
     def save_traffic(self, traffic: Mapping[int, Mapping[str, int]]) -> None:
@@ -362,7 +363,7 @@ def has_left(folder: Path) -> str:
     if not os.path.exists(path):  # Path.exists raises where the folder is closed to this user
         return ""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(durable.read(path))
         fleet, day = str(found["fleet"])[:36], datetime.fromtimestamp(float(found["at"])).date().isoformat()
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         fleet, day = "", ""

@@ -59,7 +59,7 @@ def make_folder(path: Path) -> None:
 def read(path: Path, mend: str) -> bytes:
     """The bytes of ``path``; StateError, with ``mend``, where it cannot be read."""
     try:
-        return path.read_bytes()
+        return durable.read(path)
     except OSError as error:
         raise StateError(f"state: {path} cannot be read: {error.strerror}; {mend}") from None
 

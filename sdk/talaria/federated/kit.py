@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from talaria import valid
+from talaria import durable, valid
 from talaria.errors import ConfigError, DataError, StateError, TooLarge, WireError
 from talaria.federated import own_process
 from talaria.federated.blueprint import Blueprint, heard, told
@@ -266,8 +266,7 @@ def open_kit(path: str | Path) -> Kit:
     """The kit in a file; a file that is too large is not read. Raises :class:`~talaria.errors.ConfigError` where it
     cannot be read, and as :func:`decode`."""
     try:
-        with valid.path("kit", "path", path).open("rb") as file:
-            data = file.read(LARGEST + 1)
+        data = durable.read(valid.path("kit", "path", path), LARGEST + 1)
     except OSError as why:
         raise ConfigError(f"kit: cannot read {path}: {why.strerror or why}; check the path") from None
     if len(data) > LARGEST:

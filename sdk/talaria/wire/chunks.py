@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from talaria import durable
 from talaria.errors import ConfigError, StateError, TooLarge, WireError
 from talaria.wire.frames import MAX_PAYLOAD
 from talaria.wire.messages import MAX_CHUNKS, Parcel
@@ -103,6 +104,7 @@ class FileAssembly:
         self.path, self.cut = path, cut
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            durable.own(path)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._fd, cut.size)
         except OSError as why:

@@ -1,0 +1,69 @@
+"""Files of a state folder where somebody has put something else."""
+
+import hashlib
+import os
+
+import pytest
+
+from talaria import durable
+from talaria.wire.chunks import FileAssembly, describe
+
+KINDS = ["link", "hard link"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """``elsewhere(path, kind)`` has ``path`` lead to a file that is none of ours, and gives that."""
+
+    def lead(path, kind):
+        there = tmp_path / "precious"
+        there.write_bytes(b"precious")
+        path.symlink_to(there) if kind == "link" else os.link(there, path)
+        return there
+
+    return lead
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lock_leaves_the_file_that_a_link_leads_to_as_it_is(tmp_path, elsewhere, kind):
+    """It was emptied."""
+    there = elsewhere(tmp_path / "lock", kind)
+    if kind == "link":
+        with pytest.raises(OSError, match="symbolic"):
+            durable.lock(tmp_path / "lock", wait=False)
+    else:
+        durable.lock(tmp_path / "lock", wait=False).close()
+    assert there.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transfer_is_not_written_where_a_link_leads_to(tmp_path, elsewhere, kind):
+    there, data = elsewhere(tmp_path / "model.part", kind), bytes(range(256)) * 40
+    with FileAssembly(tmp_path / "model.part", describe(data), len(data)) as part:
+        part.put(0, data)
+        part.finish()
+    assert there.read_bytes() == b"precious"
+    assert hashlib.sha256((tmp_path / "model.part").read_bytes()).digest() == hashlib.sha256(data).digest()
+
+
+def test_a_transfer_goes_on_in_its_own_file(tmp_path):
+    data = bytes(range(256)) * 1000
+    with FileAssembly(tmp_path / "model.part", describe(data), len(data)) as part:
+        part.put(0, data[: part.cut.place(0)[1]])
+    with FileAssembly(tmp_path / "model.part", describe(data), len(data)) as part:
+        assert part.found() == {0}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_is_no_file_is_not_read(tmp_path, kind):
+    """A pipe gives nothing until somebody writes to it, and a device may have no end."""
+    path = tmp_path / "private.safetensors"
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
+    with pytest.raises(OSError, match="it is no file"):
+        durable.read(path)
+
+
+def test_a_pipe_can_be_locked_and_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    with durable.lock(tmp_path / "lock", wait=False), pytest.raises(BlockingIOError):
+        durable.lock(tmp_path / "lock", wait=False)
