@@ -63,7 +63,7 @@ class Incoming:
     async def assemble(self, action: a.ModelComplete) -> None:
         """All of a global model is here: check it and put it in force."""
         try:
-            made = await self._models.finish(action)
+            made = await self._models.finish(action, bool(action.of))
         except UnfitError as error:
             self._tell("error", error=str(error))
             await self._put(e.ChangesUnfit(time.monotonic(), action.cut.sha256))

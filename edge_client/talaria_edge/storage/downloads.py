@@ -18,7 +18,7 @@ T = TypeVar("T")
 class Downloads(Assemblies[str], Generic[T]):
     """Unfinished downloads of one kind, by transfer; ``adopt`` puts a whole one in force, and says what of it."""
 
-    def __init__(self, path: Callable[[str], Path], limit: int, adopt: Callable[[str], T]) -> None:
+    def __init__(self, path: Callable[[str], Path], limit: int, adopt: Callable[..., T]) -> None:
         super().__init__(path, limit)
         self._adopt = adopt
 
@@ -28,9 +28,9 @@ class Downloads(Assemblies[str], Generic[T]):
             return self.found(transfer, cut)
         return frozenset()
 
-    async def finish(self, action: a.ModelComplete | a.KitComplete) -> T:
-        """Check the whole, and put it in force: what ``adopt`` says. Raises :class:`~talaria.errors.StateError` and
-        :class:`~talaria.errors.WireError` where it cannot be."""
+    async def finish(self, action: a.ModelComplete | a.KitComplete, *told: object) -> T:
+        """Check the whole, and put it in force: what ``adopt`` says, given the transfer and what it is ``told``. Raises
+        :class:`~talaria.errors.StateError` and :class:`~talaria.errors.WireError` where it cannot be."""
         with self.take(action.xfer, action.cut) as part:
             await asyncio.to_thread(part.finish)
-        return await asyncio.to_thread(self._adopt, action.xfer)
+        return await asyncio.to_thread(self._adopt, action.xfer, *told)

@@ -229,11 +229,12 @@ class DeviceStore:
         """Where the global model of this transfer is put together."""
         return self.folder / f"model-{transfer}.part"
 
-    def adopt_model(self, transfer: str) -> bytes:
+    def adopt_model(self, transfer: str, less: bool = False) -> bytes:
         """The finished transfer becomes the global model on flash, by one rename; of changes, what they make of the one
-        that is there, whose sha256 is given back. Raises :class:`UnfitError` for changes to another."""
+        that is there, whose sha256 is given back. Raises :class:`UnfitError` for changes to another. Only what came as
+        ``less`` than the model may be changes: what is announced as a whole one and begins as they do is no model."""
         part = self.model_part(transfer)
-        if not self._are_changes(part):
+        if not (less and self._are_changes(part)):
             tensor_files.rename(part, self._model)
             return b""
         try:
