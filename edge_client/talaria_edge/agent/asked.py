@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -27,17 +28,24 @@ class Asked:
 
 
 def asked_of(spec: bytes) -> Asked:
-    """What a request for work says. Raises :class:`ConfigError` where it names no round."""
+    """What a request for work says. Raises :class:`ConfigError` where it names no round, or a cost of privacy that is
+    none: the personal model's card carries it."""
     try:
         found = json.loads(spec)
         round, after, tries = found["round"], found.get("after"), found.get("gate") is True
         terms = base64.b64decode(found.get("secure", ""), validate=True)
         cost = found.get("privacy") or {}
-        spent: dict[str, float | str] = {name: float(cost[name]) for name in ("epsilon", "delta")} if cost else {}
+        spent: dict[str, float | str] = {name: _cost(cost[name]) for name in ("epsilon", "delta")} if cost else {}
         if spent and cost.get("form") in FORMS.values():
             spent["form"] = str(cost["form"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, binascii.Error):
         round, after, tries, terms, spent = None, None, False, b"", {}
     if type(round) is not int or round < 1:
-        raise ConfigError(f"the coordinator's request names no round ({spec[:60]!r}); update this device")
+        raise ConfigError(f"the coordinator's request for a round cannot be read ({spec[:90]!r}); update this device")
     return Asked(round, after if type(after) is int else None, tries, terms, spent)
+
+
+def _cost(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError("a cost that is none")
+    return float(value)
