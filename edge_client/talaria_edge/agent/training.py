@@ -231,8 +231,12 @@ class Learner:
                 return b""
             # In rounds what is staged comes into force; asynchronously only where it counted.
             sure = states if self.run.asynchronous else states[:1]
+            if not sure and (plan is None or not plan.widths):
+                return b""  # also where it will prune; nothing is built here of a model that its samples may not fit
             found: list[ChannelMask | None] = [warm_start.mask_now(self.run, plan, own.tensors) for own in sure]
-            found = found or [rounds.mask_under(self.run, plan, None)]
+            if plan is not None and not found:
+                rounds.require_plan(self.run, plan)
+                found = [rounds.mask_under(self.run, plan, None)]
         except TalariaError as error:
             logger.info("%s: which channels it keeps is not known yet: %s", self.config.device, error)
             return b""
