@@ -24,6 +24,7 @@ from talaria.plugins import NotAllowedError, has_torch
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.driver import Driver
+from talaria.training.batching import CalledOff
 from talaria.wire.mqtt import LinkDown, LinkUp, NotTaken, Will
 from talaria.wire.validity import validities, warnings, watch
 from talaria_edge import training_policy
@@ -292,7 +293,7 @@ class Agent:
             return
         if self._planning == run:
             return
-        self._planning, self._cannot = None, ""
+        self._planning, self._cannot, self._rounds.identity = None, "", run.identity
         if new:
             self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
         if self._learner is not None and self._learner.run == run:
@@ -407,7 +408,10 @@ class Agent:
         await self._leave.wait(self._tell, lambda: math.inf)
         self._tell("personalizing")
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
+            found = await self._rounds.learned(learner, partial(learner.finish, model_digest))
+        except CalledOff as error:
+            self._tell("error", error=str(error))
+            return
         except Narrow:
             self._served = None
             await self._driver.inbox.put(e.TooNarrow(time.monotonic()))

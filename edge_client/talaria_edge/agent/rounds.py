@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from talaria import time
 from talaria.errors import BundleError, ConfigError, ModelError, TalariaError, said
@@ -17,7 +17,8 @@ from talaria.protocol import events as e
 from talaria.protocol.device.machine import DeviceState
 from talaria.protocol.words import UPLOAD
 from talaria.recorded import QuotesSamplesError
-from talaria.wire.chunks import Cut, chunk_within, describe
+from talaria.training.batching import while_wanted
+from talaria.wire.chunks import chunk_within, describe
 from talaria_edge.agent.asked import asked_of
 from talaria_edge.agent.incoming import Put
 from talaria_edge.agent.training import Diverged, Learner, Narrow
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from talaria_edge.agent.secure import Part, Said
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Rounds:
@@ -46,6 +48,8 @@ class Rounds:
         """The round that traffic is counted for: the one trained, or the next."""
         self.traffic = traffic
         self.upload = b""
+        self.identity = ""
+        """Of the run that is to be learned, where it is known."""
         self.largest: int | None = None
         """Of the messages that the broker takes."""
         self._took = 0.0
@@ -60,7 +64,6 @@ class Rounds:
 
     async def learn(self, learner: Learner, action: a.Train) -> None:
         """Train when it is allowed, and offer what was learned, or decline."""
-        loop = asyncio.get_running_loop()
         try:
             asked = asked_of(action.spec)
             self._round = round = asked.round
@@ -76,7 +79,7 @@ class Rounds:
             begun = time.monotonic()
             self._store.keep_spent(asked.spent)
             work = partial(learner.learn, round, action.model_digest, asked.after, action.epoch)
-            trained, metrics = await loop.run_in_executor(self._worker, work)
+            trained, metrics = await self.learned(learner, work)
             self._took = time.monotonic() - begun
         except Narrow as error:
             logger.info("%s: round %s: %s", self.config.device, action.attempt, error)
@@ -98,6 +101,20 @@ class Rounds:
         begin = partial(self.part.begin, learner.run, asked.terms, action.attempt, round, base, bring)
         await self.say(action.attempt, action.version, begin)
 
+    async def learned(self, learner: Learner, work: Callable[[], T]) -> T:
+        """What ``work`` of this learner gives, in the worker's thread. Raises
+        :class:`~talaria.training.batching.CalledOff` once another run is to be learned, which would wait for it."""
+        own = learner.run.identity
+
+        def wanted() -> bool:
+            return self.identity in ("", own)
+
+        def working() -> T:
+            with while_wanted(wanted):
+                return work()
+
+        return await asyncio.get_running_loop().run_in_executor(self._worker, working)
+
     async def _may_learn(self, action: a.Train) -> bool:
         """Wait for the guard's leave while the round leaves time to train after it; decline where it does not come."""
 
@@ -117,7 +134,7 @@ class Rounds:
         than what runs is all that is told, in the device's next birth, which is said at once; a device that cannot tell
         has no voice, as one that can make no bundle."""
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._worker, learner.finish, model_digest)
+            found = await self.learned(learner, partial(learner.finish, model_digest))
         except (BundleError, ConfigError, ModelError) as error:
             self._tell("error", error=f"this device has no voice in the trial: {error}")
             return
@@ -126,13 +143,15 @@ class Rounds:
             self._vote(learner.run, not found["worse"])
 
     async def offer(self, attempt: int, version: int, update: bytes) -> None:
-        """This is our update of ``attempt``, made from ``version`` of the global model."""
+        """This is our update of ``attempt``, made from ``version`` of the global model; in chunks that the coordinator
+        takes, and our broker. Where these are too small for it, the round is declined."""
         self.upload = update
-        await self._put(e.UpdateReady(time.monotonic(), attempt, version, self._cut(update)))
-
-    def _cut(self, update: bytes) -> Cut:
-        """How an update is sent: in chunks that the coordinator takes, and our broker."""
-        return describe(update, chunk_within(self.largest, self._state.chunk))
+        try:
+            cut = describe(update, chunk_within(self.largest, self._state.chunk))
+        except TalariaError as error:
+            await self._give_up(attempt, error)
+            return
+        await self._put(e.UpdateReady(time.monotonic(), attempt, version, cut))
 
     async def say(self, attempt: int, version: int, word: Callable[[], Said | None]) -> None:
         """This device's next word in a secure round, or its masked update; without, it takes part no more."""

@@ -1,9 +1,12 @@
 """What a training loop is fed: batches in a seeded order, augmented, and the draws of dropout."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 
+from talaria.errors import TalariaError
 from talaria.seeds import Draws
 from talaria.tensors import Array
 from talaria.training import augment
@@ -14,6 +17,22 @@ AT_ONCE = 100
 """Samples that a model is measured on together: maps of small images then stay in a processor's cache."""
 LARGEST_CACHE = 512 << 20
 """Most bytes of features that are kept."""
+_WANTED: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
+
+
+class CalledOff(TalariaError):  # noqa: N818 - it says what is
+    """What is learned is not wanted any more."""
+
+
+@contextmanager
+def while_wanted(asked: Callable[[], bool]) -> Iterator[None]:
+    """Whatever learns within ends with :class:`CalledOff` before its next batch once ``asked`` says false: a training
+    of very many epochs would hold its thread for ever."""
+    token = _WANTED.set(asked)
+    try:
+        yield
+    finally:
+        _WANTED.reset(token)
 
 
 def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -> Iterator[tuple[Array, Array]]:
@@ -42,9 +61,11 @@ def orders(task: Task, recipe: Recipe, count: int, purpose: str = "train") -> It
 def batches(count: int, size: int, steps: int, draws: Draws) -> Iterator[Array]:
     """``steps`` index batches, a new shuffle each epoch. The last, smaller batch of an epoch is kept; a single
     sample left over joins the batch before it, because a batch of one has no variance for BatchNorm."""
-    done = 0
+    done, wanted = 0, _WANTED.get()
     while done < steps and count:
         for index in cut(draws.order(count), size):
+            if not wanted():
+                raise CalledOff("called off: another run is to be learned by now")
             yield index
             done += 1
             if done == steps:
