@@ -81,7 +81,8 @@ def write(path: Path, data: bytes, *, private: bool = False) -> None:
 def read(path: Path, mend: str, largest: int = LARGEST_FILE) -> bytes:
     """The bytes of a small file; :class:`ConfigError` with ``mend`` where there is none, or it is too large."""
     try:
-        data = durable.read(path, largest + 1)
+        with path.open("rb") as file:
+            data = file.read(largest + 1)
     except OSError as error:
         raise ConfigError(f"identity: {path} cannot be read: {error.strerror}; {mend}") from None
     if len(data) > largest:
