@@ -208,7 +208,7 @@ def test_a_personalizer_is_told_that_the_fleet_learns_another_model(fleet, a_run
     data = NpzSource(one.folder / "anna.npz").load()
     coordinator = Coordinator(one)
 
-    def joined(model, head="head", **more):
+    def joined(model, head=None, **more):
         personal = talaria.Personalizer(model, head=head).fit(data.train, data.val, epochs=0)
         return personal.join(coordinator.url, "watch", device="anna", state=one.state_of("anna"), **more)
 
