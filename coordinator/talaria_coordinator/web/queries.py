@@ -7,7 +7,7 @@ wait; summaries of closed rounds never change and are computed once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
@@ -254,7 +254,7 @@ def spent_view(spent: Spent | None) -> SpentView | None:
 
 def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
     came = tx.execute(_found(row.fleet, row.attempt, ("stored", "counted"), "", None)).all()
-    entries = came if row.counted is None else _counted(tx, row)
+    entries = came if row.counted is None else _counted(tx, row, came)
     rejected = tx.execute(
         select(func.count()).where(of_attempt(UPDATES, row.fleet, row.attempt) & (UPDATES.c.status == "rejected"))
     ).scalar_one()
@@ -283,11 +283,14 @@ def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
     )
 
 
-def _counted(tx: Connection, row: Row[Any]) -> list[Row[Any]]:
-    """The updates that count in a committed attempt; asynchronously they may have been made for earlier ones."""
+def _counted(tx: Connection, row: Row[Any], came: Sequence[Row[Any]]) -> list[Row[Any]]:
+    """The updates that count in a committed attempt: some that ``came`` for it, and asynchronously for earlier ones."""
     pairs = {(number, device) for number, device in json.loads(row.counted)}
-    made = sorted({number for number, _ in pairs})
-    every = (entry for number in made for entry in tx.execute(_found(row.fleet, number, ("counted",), "", None)))
+
+    def of(number: int) -> Iterable[Row[Any]]:
+        return came if number == row.attempt else tx.execute(_found(row.fleet, number, ("counted",), "", None))
+
+    every = (entry for number in sorted({number for number, _ in pairs}) for entry in of(number))
     return [entry for entry in every if (entry.attempt, entry.device) in pairs]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from talaria import time
@@ -27,8 +28,8 @@ class Incoming:
     ) -> None:
         self._store, self._state, self._put, self._tell = store, state, put, tell
         self._pause = config.retry_s
-        self._models = Downloads(store.model_part, config.max_model, store.adopt_model)
-        self._kits = Downloads(store.kit_part, config.max_model, store.adopt_kit)
+        self._models = Downloads(store.model_part, config.max_model)
+        self._kits = Downloads(store.kit_part, config.max_model)
 
     def close(self) -> None:
         """Let go of the files; what came stays."""
@@ -63,7 +64,7 @@ class Incoming:
     async def assemble(self, action: a.ModelComplete) -> None:
         """All of a global model is here: check it and put it in force."""
         try:
-            made = await self._models.finish(action, bool(action.of))
+            made = await self._models.finish(action, partial(self._store.adopt_model, less=bool(action.of)))
         except UnfitError as error:
             self._tell("error", error=str(error))
             await self._put(e.ChangesUnfit(time.monotonic(), action.cut.sha256))
@@ -94,7 +95,7 @@ class Incoming:
     async def finish_kit(self, action: a.KitComplete) -> bool:
         """All of a kit is here: check it and put it on flash. False where that failed, and it is fetched again."""
         try:
-            await self._kits.finish(action)
+            await self._kits.finish(action, self._store.adopt_kit)
         except (StateError, WireError) as error:
             self._tell("error", error=str(error))
             await asyncio.sleep(self._pause)

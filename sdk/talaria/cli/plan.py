@@ -143,7 +143,7 @@ def plan(
     rows |= dict(made.reasons)
     rows |= {name: f"{value:g} predicted" for name, value in made.predicted.items()}
     if check is not None:
-        rows["accuracy"] = check.reason if limits.accuracy_drop is not None else check.reason.partition(": ")[2]
+        rows["accuracy"] = check.measured if limits.accuracy_drop is None else check.reason
     elif limits.accuracy_drop is not None:
         rows["accuracy"] = "accuracy_drop is checked when the device deploys; give --data to check it now"
     table(rows)

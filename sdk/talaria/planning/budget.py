@@ -163,8 +163,12 @@ class AccuracyCheck:
     def reason(self) -> str:
         if self.kept is None:
             return f"accuracy_drop={self.allowed:g} cannot be checked without held-out samples"
-        told = f"{self.planned:.4f} against {self.dense:.4f} of the unpruned model on {self.samples} held-out samples"
-        return f"accuracy_drop={self.allowed:g} is {'kept' if self.kept else 'broken'}: {told}"
+        return f"accuracy_drop={self.allowed:g} is {'kept' if self.kept else 'broken'}: {self.measured}"
+
+    @property
+    def measured(self) -> str:
+        """Both shares, as they are told, whatever is allowed."""
+        return f"{self.planned:.4f} against {self.dense:.4f} of the unpruned model on {self.samples} held-out samples"
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, for bundles and reports."""

@@ -132,7 +132,7 @@ class RobustRule(ABC):
     @property
     def leaves(self) -> bool:
         """Whether coordinates that some hold may stay."""
-        return self.keep == "all" or (self.min_holders or 2 * self.f + 1) > 1
+        return self.keep == "all" or _needed(self) > 1
 
     def init(self, shared: Tensors) -> Tensors:
         """No state."""
@@ -190,6 +190,11 @@ def _laid_out(name: str, dense: Array, updates: list[Update]) -> tuple[Array, Ar
     return values, np.stack([np.broadcast_to(h, widest) for h in held])
 
 
+def _needed(rule: RowRule) -> int:
+    """So many holders a coordinate needs to move."""
+    return rule.min_holders or 2 * rule.f + 1
+
+
 def settle(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -> tuple[Tensors, Tensors]:
     """``apply`` of a row rule: coordinates with too few holders stay, the others move to the rule's centre."""
     new, rows = tensors.copied(shared), gathered.rows
@@ -201,7 +206,7 @@ def settle(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -
             f"{owner}(f={rule.f}) got {len(rows)} rows and needs {rule.least} to outvote {rule.f} wrong ones; "
             f"wait for more clients or lower f"
         )
-    need = len(rows) if rule.keep == "all" else rule.min_holders or 2 * rule.f + 1
+    need = len(rows) if rule.keep == "all" else _needed(rule)
     moves = {k: np.asarray(h.sum(0) >= need) for k, h in rows.held.items()}
     # A coordinate that will stay takes no part in distances: a lone liar could stretch them at will.
     if not all(m.all() for m in moves.values()):
