@@ -9,6 +9,7 @@ or out of a file, :meth:`Group.require_allowed` stands before that. What has no 
 from __future__ import annotations
 
 import re
+import secrets
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ _REFERENCE = re.compile(rf"{_WORD}(\.{_WORD})*:{_WORD}(\.{_WORD})*")
 _PACKAGE = re.compile(_WORD)
 _KEPT = re.compile(r"#[0-9]+$")
 """How a name ends that :meth:`Group.keep` gave."""
+PROCESS = secrets.token_hex(8)
+"""This process, in which :meth:`Group.keep` numbers: the same number is another thing elsewhere."""
 _beside: list[str] = []
 
 
@@ -165,6 +168,10 @@ class Group:
         number = len(self._here) + 1
         self._here[f"{name}#{number}"] = thing
         return f"{name}#{number}"
+
+    def is_kept(self, name: str) -> bool:
+        """Whether ``name`` is known in this process only."""
+        return name in self._here
 
     def require_travels(self, name: str) -> None:
         """Raise :class:`ConfigError` where ``name`` is known in this process only."""

@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch.nn import Module
 
-from talaria import algorithms, tasks, valid
+from talaria import algorithms, plugins, tasks, valid
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.registry import required
 from talaria.algorithms.base import Algorithm
 from talaria.data import registry
 from talaria.data.client import Client
@@ -352,6 +353,7 @@ def prepare(
     kept = settled(run, privacy, list(found.clients), over)
     private_rule(run, rule, kept, run.seed)
     text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
+    of_here = zoo.GROUP.is_kept(run.spec.name) or algorithms.GROUP.is_kept(run.algorithm)
     return Experiment(
         run=run,
         data=found,
@@ -378,7 +380,8 @@ def prepare(
             "engine": found_engine.engine,
             "device": device,
             "privacy": None if kept is None else asdict(kept),
-        },
+        }
+        | ({"process": plugins.PROCESS} if of_here else {}),
     )
 
 
@@ -414,6 +417,13 @@ def resume(
     """
     folder = valid.path("resume", "folder", folder)
     asked = checkpoint.experiment(folder)
+    if data is not None and not isinstance(data, Federated):
+        raise ConfigError(f"resume: data={shown(data)} must be the Federated that the run began with")
+    if asked.get("process", plugins.PROCESS) != plugins.PROCESS:
+        raise ConfigError(
+            f"{folder}: its model or algorithm was an object of the process that began it; write that into a module, "
+            "and begin anew with its name, such as 'mypkg.mine:Name'"
+        )
     try:
         run = Run.of(asked["run"])
         plans = {client: Plan.from_json(plan) for client, plan in asked["plans"].items()}
@@ -427,7 +437,12 @@ def resume(
             found = as_devices(found, ids_of((*found.clients, *found.newcomers)))
         if aggregator is None and asked["own_rule"]:
             raise ConfigError(f"{folder}: its rule ({asked['aggregator']}) was an object; give it: aggregator=...")
-        if aggregator is None and asked["aggregator"] is not None:
+        if aggregator is not None:
+            kind = type(required("resume: aggregator", aggregator)).__name__
+            if not asked["own_rule"] or kind != asked["aggregator"]:
+                own, mend = asked["aggregator"], "give that" if asked["own_rule"] else "leave it out"
+                raise ConfigError(f"{folder}: its rule is {own or 'that of its algorithm'}, not {kind}; {mend}")
+        elif asked["aggregator"] is not None:
             aggregator = rule_named(run, asked["aggregator"])
         same = checkpoint.fingerprint(found) == asked["fingerprint"]
         over, every = asked["over"], asked["evaluate_every"]

@@ -215,9 +215,14 @@ def _page(result: Result, beside: Mapping[str, Result]) -> dict[str, Any]:
     :class:`~talaria.errors.ConfigError` where ``beside`` has another algorithm than :data:`BASELINES`, or a run of
     other data or task."""
     run, masks = result.run, result.learned.masks
+    if not isinstance(beside, Mapping):
+        raise ConfigError(f"report: beside={shown(beside)} must hold results by the names of their algorithms")
     for name, other in beside.items():
         if name not in BASELINES:
             raise ConfigError(f"report: beside={shown(name)} is no baseline; use some of {', '.join(BASELINES)}")
+        if not isinstance(other, Result) or other.run.algorithm != name:
+            found = f"a run of {other.run.algorithm!r}" if isinstance(other, Result) else shown(other)
+            raise ConfigError(f"report: beside[{name!r}] is {found}; give what simulate({name!r}, ...) came to")
         if other.asked["fingerprint"] != result.asked["fingerprint"] or other.run.task != run.task:
             raise ConfigError(f"report: beside[{name!r}] learned from other data; simulate it with the same")
     everyone = {"personal": result, **beside}

@@ -24,7 +24,7 @@ from torch.nn import Linear, ReLU, Sequential
 from typer.testing import CliRunner
 
 import talaria
-from talaria import durable
+from talaria import durable, plugins
 from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.robust.bucketing import Bucketed
 from talaria.aggregate.robust.median import Median
@@ -140,6 +140,12 @@ def test_baselines_stand_beside_a_run_on_its_page(data: talaria.Federated, tmp_p
     assert "FedAvg, fine-tuned" not in alone
     with pytest.raises(ConfigError, match=r"beside='ditto' is no baseline; use some of local, fedavg, fedavg_ft"):
         result.report(tmp_path / "no.html", {"ditto": result})
+    with pytest.raises(ConfigError, match=r"beside\['fedavg'\] is a run of 'fedper'; give what simulate\('fedavg'"):
+        result.report(tmp_path / "no.html", {"fedavg": result})
+    with pytest.raises(ConfigError, match=r"beside\['fedavg'\] is None"):
+        result.report(tmp_path / "no.html", {"fedavg": None})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"beside=\[.*must hold results by the names of their algorithms"):
+        result.report(tmp_path / "no.html", [result])  # type: ignore[arg-type]
     rows = np.zeros((8, 4))
     stranger = talaria.simulate("fedavg", talaria.Federated.from_arrays(rows, [0, 1] * 4), rounds=1)
     with pytest.raises(ConfigError, match=r"beside\['fedavg'\] learned from other data"):
@@ -243,7 +249,7 @@ from pathlib import Path
 import numpy as np
 import talaria
 import torch
-from talaria import durable
+from talaria import durable, plugins
 from talaria.simulation import checkpoint
 
 with np.load(sys.argv[1]) as stored:
@@ -409,6 +415,8 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
     kept = result.save(tmp_path / "a")
     with pytest.raises(ConfigError, match="was an object; give it"):
         talaria.resume(kept)
+    with pytest.raises(ConfigError, match="data='smartwatch' must be the Federated that the run began with"):
+        talaria.resume(kept, data="smartwatch")  # type: ignore[arg-type]
     other = talaria.Federated.from_arrays(np.ones((40, 4)), np.tile([0, 1, 2, 1], 10), np.repeat(["anna", "bela"], 20))
     with pytest.raises(DataError, match="is not what this run began with"):
         talaria.resume(kept, data=other)
@@ -418,6 +426,32 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
     text = json.loads((kept / checkpoint.EXPERIMENT).read_text())
     (kept / checkpoint.EXPERIMENT).write_text(json.dumps(text | {"format": 99}))
     with pytest.raises(StateError, match="format 99 is not 2"):
+        talaria.resume(kept, data=data)
+
+
+def test_a_run_is_resumed_under_its_own_rule_alone(data: talaria.Federated, tmp_path: Path) -> None:
+    """Another one went on from its rounds, to bytes that no whole run has."""
+    plain = talaria.simulate("fedavg", data, rounds=1).save(tmp_path / "plain")
+    with pytest.raises(ConfigError, match="its rule is that of its algorithm, not Median; leave it out"):
+        talaria.resume(plain, data=data, aggregator=Median(f=1))
+    own = talaria.simulate("fedavg", data, rounds=1, aggregator=Median(f=0)).save(tmp_path / "own")
+    with pytest.raises(ConfigError, match="its rule is Median, not Bucketed; give that"):
+        talaria.resume(own, data=data, aggregator=Bucketed(inner=Median()))
+    for wrong in (Median, "median:f=0"):
+        with pytest.raises(ConfigError, match="resume: aggregator"):
+            talaria.resume(own, data=data, aggregator=wrong)  # type: ignore[arg-type]
+    assert talaria.resume(own, data=data, aggregator=Median(f=0)).clients.keys() == data.clients.keys()
+
+
+def test_a_module_of_another_process_is_not_taken_for_one_of_this(
+    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both number what they keep from 1: a run went on with whatever module had the number of its own."""
+    module = Sequential(Linear(4, 8), ReLU(), Linear(8, 3))
+    kept = talaria.simulate("fedavg", data, module, rounds=1).save(tmp_path / "a")
+    assert talaria.resume(kept, data=data).clients.keys() == data.clients.keys()
+    monkeypatch.setattr(plugins, "PROCESS", "another")
+    with pytest.raises(ConfigError, match="was an object of the process that began it; write that into a module"):
         talaria.resume(kept, data=data)
 
 
