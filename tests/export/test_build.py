@@ -106,7 +106,16 @@ def test_failed_write_leaves_the_old_bundle(imu, bundle, tmp_path, monkeypatch):
         ({"keep_samples": True}, "samples"),
         ({"probes": 0}, "probes"),
         ({"meta": {"x": float("nan")}}, "meta"),
-        ({"signing_key": b"short"}, "signing_key"),
+        ({"signing_key": b"short"}, "signing_key: is 5 bytes"),
+        ({"signing_key": "x" * 32}, "signing_key: is a str; an Ed25519 private key is 32 bytes"),
+        ({"probes": 1.5}, "probes=1.5 must be a whole number"),
+        ({"variants": None}, "variants=None must be a list of names"),
+        ({"variants": "int8"}, "variants='int8' must be a list of names"),
+        ({"created": 5}, "created=5 must be a text"),
+        ({"normalize": {"mean": 0, "std": 1}}, r"normalize=.* must be \(mean, std\)"),
+        ({"normalize": (0, 1, 2)}, r"normalize=\(0, 1, 2\) must be \(mean, std\)"),
+        ({"labels": ["a" * 2000, *"bcdefg"]}, "labels: 'aaa.* has 2000 characters; use at most 1000"),
+        ({"meta": {"x": "x" * (1 << 20)}}, "meta: makes manifest.json .* bytes, and 1048576 are read; shorten it"),
     ],
 )
 def test_bad_options_are_named(imu, tmp_path, options, word):
@@ -114,6 +123,11 @@ def test_bad_options_are_named(imu, tmp_path, options, word):
     with pytest.raises(ConfigError, match=word):
         make_bundle(tmp_path / "x.talaria", imu.model, example=imu.x, seconds=0, **arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_member_that_is_not_there_is_told_with_those_that_are(bundle):
+    with pytest.raises(ConfigError, match=r"member='inputs' is not in .*; it holds parity/outputs\.npy, "):
+        open_bundle(bundle).array("inputs")
 
 
 def test_report_is_plain_data(made):

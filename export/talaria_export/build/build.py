@@ -21,7 +21,7 @@ from talaria.tensors import Array
 from talaria.types import Samples
 from talaria_export.build import selection
 from talaria_export.bundle.bundle import array_bytes, read_bundle, save, seal
-from talaria_export.bundle.manifest import VARIANTS, check_names
+from talaria_export.bundle.manifest import LONGEST, VARIANTS, check_names
 from talaria_export.bundle.onnx_validator import AGAIN
 from talaria_export.bundle.preprocess import ELEMENTS, Preprocessing, preprocessing
 from talaria_export.bundle.report import Check, Report
@@ -101,7 +101,7 @@ def make_bundle(
     if precision not in ("fp32", "fp16"):
         raise ConfigError(f"precision={precision!r} must be 'fp32' or 'fp16'")
     task = task if tasks.of(task).name == "regression" else tasks.of(task).name  # how classes were learned stays out
-    _require_options(meta, gate, seconds, seed)
+    _require_options(meta, gate, seconds, seed, probes, created)
     held, example = _held_out(samples, task), inputs.array_of(example, "example")
     if example.dtype != np.float32 or example.ndim < 2 or not len(example):
         raise DataError(
@@ -187,7 +187,9 @@ def make_bundle(
     return _report(Path(path), manifest, data, (difference, by), reference)
 
 
-def _require_options(meta: object, gate: object, seconds: object, seed: object) -> None:
+def _require_options(
+    meta: object, gate: object, seconds: object, seed: object, probes: object, created: object
+) -> None:
     """Raise :class:`~talaria.errors.ConfigError` for options that are none."""
     if meta is not None and not isinstance(meta, Mapping):
         raise ConfigError(f"meta={shown(meta)} must be a table by names, which becomes the model card")
@@ -195,6 +197,9 @@ def _require_options(meta: object, gate: object, seconds: object, seed: object) 
         raise ConfigError(f"gate={shown(gate)} must be a Gate, such as Gate(agreement=0.98)")
     valid.number("bundle", "seconds", seconds, "at least 0, the CPU time that measuring takes", low=0)
     valid.whole("bundle", "seed", seed, 0)
+    valid.whole("bundle", "probes", probes, 1, 4096)
+    if created is not None and not isinstance(created, str):
+        raise ConfigError(f"created={shown(created)} must be a text, such as '2026-01-31'")
 
 
 def _held_out(samples: object, task: str) -> Samples | None:
@@ -259,8 +264,8 @@ def _probes(
     model: Model, example: Array, held: Samples | None, steps: Preprocessing, keep: bool, count: int, seed: int
 ) -> tuple[Array, dict[str, Any]]:
     """What parity is proven on, as the bundle takes it, and how a reader of the bundle finds it again."""
-    if not 1 <= count <= 4096 or math.prod(steps.inputs(count)) > ELEMENTS:
-        raise ConfigError(f"probes={count} must be in 1..4096, and their numbers at most {ELEMENTS}")
+    if math.prod(steps.inputs(count)) > ELEMENTS:
+        raise ConfigError(f"probes={count} have more than {ELEMENTS} numbers together; take fewer")
     if keep:
         if held is None or len(held) == 0:
             raise ConfigError("keep_samples=True needs samples to keep; give samples=(x, y)")
@@ -317,6 +322,8 @@ def _labels(labels: Sequence[str] | None, classes: int) -> list[str]:
         raise ConfigError(f"labels: {len(names)} names for {classes} classes; give one per class")
     if not all(names):
         raise ConfigError(f"labels: {names.index('')} has no name; give one per class")
+    if too_long := [name for name in names if len(name) > LONGEST]:
+        raise ConfigError(f"labels: {shown(too_long[0])} has {len(too_long[0])} characters; use at most {LONGEST}")
     valid.different("labels", names)
     return names
 

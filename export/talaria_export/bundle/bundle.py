@@ -89,6 +89,8 @@ class Bundle:
 
     def array(self, member: str) -> Array:
         """A float32 array stored in npy form."""
+        if member not in self.members:
+            raise ConfigError(f"member={member!r} is not in {self.path}; it holds {', '.join(self.members)}")
         return read_array(member, self.members[member])
 
 
@@ -133,6 +135,8 @@ def seal(manifest: Mapping[str, Any], members: Mapping[str, bytes], signing_key:
         text = json.dumps(whole, indent=1, sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError) as problem:
         raise ConfigError(f"meta: must be plain data that JSON can hold, without NaN ({problem})") from None
+    if len(text) > Limits().manifest:
+        raise ConfigError(f"meta: makes manifest.json {len(text)} bytes, and {Limits().manifest} are read; shorten it")
     parse_manifest(text)
     head = {MANIFEST: text}
     if signing_key is not None:
@@ -218,8 +222,9 @@ def _check_members(files: Mapping[str, Any], members: Mapping[str, memoryview]) 
 def _sign(text: bytes, key: bytes) -> bytes:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    if len(key) != 32:
-        raise ConfigError(f"signing_key: {len(key)} bytes; an Ed25519 private key has 32")
+    if not isinstance(key, bytes) or len(key) != 32:
+        found = f"{len(key)} bytes" if isinstance(key, bytes) else f"a {type(key).__name__}"
+        raise ConfigError(f"signing_key: is {found}; an Ed25519 private key is 32 bytes")
     private = Ed25519PrivateKey.from_private_bytes(key)
     public = private.public_key().public_bytes_raw()
     signature = {"key": public.hex(), "signature": private.sign(_CONTEXT + text).hex()}

@@ -31,16 +31,21 @@ from typing import Any
 
 from talaria import inputs, tasks
 from talaria.errors import BundleError, ConfigError, DataError
+from talaria.foreign import shown
 from talaria_export.bundle.preprocess import ELEMENTS, Preprocessing
 
 FORMAT = "talaria-bundle"
 VERSION = 1
 VARIANTS = ("fp32", "fp16", "int8", "int8-linear")
 """Every variant: plain; half precision in the file only; static int8; int8 weights of the linear layers."""
+LONGEST = 1000
+"""Characters of a text in a manifest, such as a label."""
 
 
 def check_names(wanted: Sequence[str]) -> None:
     """Raises :class:`~talaria.errors.ConfigError` on a name that is no variant."""
+    if isinstance(wanted, str) or not isinstance(wanted, Sequence):
+        raise ConfigError(f"variants={shown(wanted)} must be a list of names; choose from {', '.join(VARIANTS)}")
     unknown = [name for name in wanted if name not in VARIANTS]
     if unknown:
         raise ConfigError(f"variants: {unknown} are unknown; choose from {', '.join(VARIANTS)}")
@@ -132,7 +137,7 @@ def _has(value: object, **checks: Callable[[Any], bool]) -> bool:
 
 
 def _text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= 1000
+    return isinstance(value, str) and len(value) <= LONGEST
 
 
 def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:

@@ -118,6 +118,8 @@ def preprocessing(
     shape: Sequence[int], normalize: tuple[object, object] | None = None, stride: int | None = None
 ) -> Preprocessing:
     """The steps for a model whose inputs have ``shape``; ``normalize`` is (mean, std), numbers or one per channel."""
+    if normalize is not None and (not isinstance(normalize, Sequence | np.ndarray) or len(normalize) != 2):
+        raise ConfigError(f"normalize={str(normalize)[:80]} must be (mean, std), each a number or one per channel")
     mean, std = ((), ()) if normalize is None else (_numbers("mean", normalize[0]), _numbers("std", normalize[1]))
     return Preprocessing(tuple(shape), mean, std, stride)
 
