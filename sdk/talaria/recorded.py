@@ -95,7 +95,7 @@ def of(x: Any, y: Any, client: Any = None, split: Any = None) -> Recorded:
             raise DataError(f"data: {name} cannot be an array ({type(error).__name__}: {str(error)[:200]})") from error
         objects = arrays[name].dtype.hasobject
         if objects and name in ("y", "client") and all(isinstance(one, str) for one in arrays[name].flat):
-            arrays[name] = arrays[name].astype(str)  # as pandas holds a column of text
+            arrays[name] = np.array(arrays[name].tolist(), str)  # as pandas holds a column of text, and numpy 2 its own
         elif objects:
             raise DataError(f"data: {name} holds Python objects; give numbers, or text for y and client")
     client, split = arrays.get("client"), _split(arrays.get("split"), "data")

@@ -284,4 +284,6 @@ def _scale(x: Array, train: Array) -> tuple[Array, Array]:
     axes = (0, *range(2, x.ndim))
     fitted = x[train].astype(np.float64)
     mean, sd = fitted.mean(axes, keepdims=True), fitted.std(axes, keepdims=True)
-    return mean.astype(np.float32), np.where(sd > 1e-12, sd, 1.0).astype(np.float32)
+    # What never changes has a deviation of rounding alone; what is written in a large unit is small, and changes.
+    varies = sd > np.maximum(1e-12 * np.abs(mean), np.finfo(np.float32).tiny)
+    return mean.astype(np.float32), np.where(varies, sd, 1.0).astype(np.float32)

@@ -140,6 +140,17 @@ def test_a_constant_feature_stays_finite(tmp_path: Path) -> None:
     assert not loaded(tmp_path, x=x).clients["client-0"].test.x[:, 2].any()
 
 
+@pytest.mark.parametrize("unit", [1e-20, 1e-36])
+def test_small_numbers_are_scaled_and_constant_ones_are_not(tmp_path: Path, unit: float) -> None:
+    """Metres of a tremor, tesla of a brain: below a fixed 1e-12 they counted as constant, and nothing was learned."""
+    x = arrays()["x"] * np.float32(unit)
+    x[:, 2] = 7 * unit
+    data = loaded(tmp_path, x=x)
+    train = np.concatenate([c.train.x for c in data.clients.values()])
+    assert np.allclose(np.delete(train, 2, 1).std(0), 1, atol=1e-3)
+    assert not train[:, 2].any()
+
+
 def test_labels_are_remapped_and_keep_their_names(tmp_path: Path) -> None:
     data = loaded(tmp_path, {"standardize": False}, y=np.tile([-5, 40, 1000], 20).astype(np.int16))
     assert data.labels == ("-5", "40", "1000")
