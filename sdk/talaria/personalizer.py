@@ -184,7 +184,7 @@ class Personalizer:
         recipe: Recipe | None = None,
     ) -> Personalizer:
         """Learn from this device's samples alone; ``val`` is held out and only measured on. Both are Samples, or
-        (x, y) as tensors, numpy arrays or lists.
+        (x, y) as tensors, numpy arrays or lists. ``epochs`` stands in for those of ``recipe``.
 
         Where the plan prunes, the whole model learns for the first third of the epochs, then gives up its least
         important channels, and the small one learns on. Frozen layers are computed once (see
@@ -200,6 +200,14 @@ class Personalizer:
             raise DataError("train: no step is labelled, all are -1; label some")
         if recipe is not None and not isinstance(recipe, Recipe):
             raise ConfigError(f"recipe={shown(recipe)} must be a Recipe, such as Recipe(lr=0.02)")
+        for name in ("steps", "schedule", "warmup") if recipe is not None else ():
+            if (value := getattr(recipe, name)) != getattr(Recipe(), name):
+                raise ConfigError(f"recipe: {name}={value!r} is for rounds, and fit learns for epochs=; leave it out")
+        if recipe is not None and recipe.smoothing and self.goal != tasks.CLASSIFICATION:
+            raise ConfigError(
+                f"recipe: smoothing={recipe.smoothing} smooths the labels of plain classification, and "
+                f"task={self.goal!r} is another; set it to 0"
+            )
         if len(held) and held.x.shape[1:] != train.x.shape[1:]:
             raise DataError(f"val: inputs of shape {held.x.shape[1:]}, train has {train.x.shape[1:]}")
         if self._given is not None:

@@ -358,6 +358,20 @@ def test_settings_of_another_kind_are_refused_by_name(name: str, value: Any) -> 
         Personalizer(FOUR, **settings).fit((X, Y), recipe=recipe)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "task", "says"),
+    [
+        ({"steps": 5}, "classification", "recipe: steps=5 is for rounds, and fit learns for epochs=; leave it out"),
+        ({"schedule": "cosine"}, "classification", "schedule='cosine' is for rounds"),
+        ({"warmup": 3}, "classification", "warmup=3 is for rounds"),
+        ({"smoothing": 0.1}, "classification:balance=true", "smoothing=0.1 smooths the labels of plain class"),
+    ],
+)
+def test_what_fit_would_pass_over_in_a_recipe_is_refused(recipe: dict[str, Any], task: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Personalizer(FOUR, task=task).fit((X, Y), epochs=1, recipe=Recipe(**recipe))
+
+
 class Spoken(nn.Module):
     """Words as samples hold them, and dropout as a function."""
 
