@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
@@ -220,8 +221,12 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not (0 < self.weight < float("inf")):
-            raise ConfigError(f"update of {self.client!r}: weight={self.weight} must be finite and above 0")
+        if not isinstance(self.weight, int | float | np.number) or not 0 < self.weight <= sys.float_info.max:
+            raise ConfigError(f"update of {self.client!r}: weight={shown(self.weight)} must be finite and above 0")
+        if not isinstance(self.metrics, Mapping) or not all(isinstance(name, str) for name in self.metrics):
+            raise ConfigError(
+                f"update of {self.client!r}: metrics={shown(self.metrics)} must be numbers by their names"
+            )
         if self.kind not in ("value", "delta"):
             raise ConfigError(f"update of {self.client!r}: kind={self.kind!r} must be 'value' or 'delta'")
         for name, value in self.tensors.items():

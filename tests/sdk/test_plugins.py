@@ -87,12 +87,20 @@ def installed(folder: Path, value: str = "mypkg.mine:FedHalf", name: str = "mypk
 
 @dataclass(frozen=True, kw_only=True)
 class Slip(FedHalf):
-    """Gives ``fit`` in another form, or ``personal``."""
+    """Gives ``init``, ``fit`` or ``personal`` in another form."""
 
     what: str = "pair"
 
+    def init(self, model: Any, split: Any) -> Any:
+        shared, private = super().init(model, split)
+        return shared if self.what == "shared" else (shared, private)
+
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> Any:
         update, after = super().fit(task, shared, private)
+        if self.what == "metrics":
+            return update.but(metrics={1: 2.0}), after
+        if self.what == "weight":
+            return update.but(weight="3"), after
         own: Any = {"seen": [1, 2], "words": np.array(["a"]), "module": torch.zeros(2)}.get(self.what)
         return update if self.what == "pair" else (update, after if own is None else {**after, self.what: own})
 
@@ -103,6 +111,7 @@ class Slip(FedHalf):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
+        ("shared", "init gave a dict; it must give two dicts of arrays"),
         ("pair", "fit gave a Update; it must give an update and a dict"),
         ("seen", "fit gave a list as private 'seen'; make it a numpy array of numbers"),
         ("words", "fit gave <U1 .1,. as private 'words'; make it a numpy array of numbers"),
@@ -115,11 +124,23 @@ def test_what_an_algorithm_gives_in_another_form_is_named(what: str, said: str) 
         sdk.simulate(Slip(what=what), "mypkg.sets:rings", "mypkg.nets:plain", rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("metrics", r"metrics=\{1: 2.0\} must be numbers by their names"), ("weight", "weight='3' must be")],
+)
+def test_an_update_that_none_can_be_is_refused_where_it_is_made(what: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"update of 'client-.*': {said}"):
+        sdk.simulate(Slip(what=what), "mypkg.sets:rings", "mypkg.nets:plain", rounds=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Strays(First):
-    """Gives the shared state in another form."""
+    """Gives its own state, or the shared one, in another form."""
 
     how: str = "none"
+
+    def init(self, shared: Tensors) -> Any:
+        return None if self.how == "stateless" else super().init(shared)
 
     def apply(self, shared: Tensors, state: Tensors, updates: Iterable[Update]) -> Any:
         after, state = super().apply(shared, state, updates)
@@ -136,6 +157,7 @@ class Strays(First):
 @pytest.mark.parametrize(
     ("how", "said"),
     [
+        ("stateless", "gave a NoneType; it must give a dict of arrays"),
         ("none", "gave a NoneType; it must give the shared arrays and its own state"),
         ("lost", "gave a NoneType as '0.weight'; it must stay float32 .8, 4."),
         ("wide", "gave float64 .8, 4. as '0.weight'; it must stay float32 .8, 4."),
@@ -144,7 +166,7 @@ class Strays(First):
     ],
 )
 def test_what_a_server_rule_gives_in_another_form_is_named(how: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"aggregator Strays: apply {said}"):
+    with pytest.raises(ConfigError, match=f"aggregator Strays: (init|apply) {said}"):
         sdk.simulate("fedavg", "mypkg.sets:rings", "mypkg.nets:plain", rounds=1, aggregator=Strays(how=how))
 
 

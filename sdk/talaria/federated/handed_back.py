@@ -16,6 +16,21 @@ from talaria.tensors import Tensors, arrays
 from talaria.types import Update
 
 
+def begun(algorithm: str, found: object) -> tuple[Tensors, Tensors]:
+    """What travels and what is private, as ``init`` gave them. Raises :class:`ConfigError` for anything else."""
+    shared, private = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(shared, dict) or not isinstance(private, dict):
+        raise ConfigError(f"algorithm {shown(algorithm)}: init gave {_kind(found)}; it must give two dicts of arrays")
+    return shared, private
+
+
+def prepared(rule: Aggregator, found: object) -> Tensors:
+    """The server's own state that ``init`` gave. Raises :class:`ConfigError` for anything else."""
+    if not isinstance(found, dict):
+        raise ConfigError(f"aggregator {type(rule).__name__}: init gave {_kind(found)}; it must give a dict of arrays")
+    return found
+
+
 def fitted(algorithm: str, found: object) -> tuple[Update, Tensors]:
     """The update and the private state that ``fit`` gave. Raises :class:`ConfigError` for anything else."""
     update, private = found if isinstance(found, tuple) and len(found) == 2 else (found, None)

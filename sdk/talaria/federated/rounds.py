@@ -137,7 +137,7 @@ def first_shared(run: Run) -> Tensors:
             f"{run.algorithm}: prunes channels, but {run.spec.name!r} has none that may go ({reasons}); choose another "
             "model, or an algorithm that does not prune"
         )
-    shared, _ = algorithm_of(run).init(template(run.spec), split_of(run))
+    shared, _ = handed_back.begun(run.algorithm, algorithm_of(run).init(template(run.spec), split_of(run)))
     if found := torn(template(run.spec), shared):
         raise ConfigError(
             f"{run.algorithm}: sends {found[0]!r} and keeps {found[1]!r} on the device, which are one weight of "
@@ -158,7 +158,8 @@ def start(run: Run, aggregator: Aggregator | None = None) -> tuple[Tensors, Tens
     :class:`ConfigError` where the recipe freezes what the model has not."""
     shared = download.rounded(first_shared(run), run.download)
     run.recipe.trained(split_of(run).keys, None)
-    return shared, rule_of(run, aggregator).init(shared)
+    rule = rule_of(run, aggregator)
+    return shared, handed_back.prepared(rule, rule.init(shared))
 
 
 def rule_of(run: Run, aggregator: Aggregator | None = None) -> Aggregator:
@@ -457,7 +458,7 @@ def _enter(
     if isinstance(task.model, Weights):  # a kit has no values of what travels
         task = task.but(model=_received(task, compact))
     if private is None:
-        _, private = algorithm_of(run).init(_received(task, compact), task.split)
+        _, private = handed_back.begun(run.algorithm, algorithm_of(run).init(_received(task, compact), task.split))
         task = task.but(newcomer=True)
     own = own_of(private)
     if algorithms.GROUP.is_foreign(run.algorithm):  # whose code may write into what it is given, which is everybody's
@@ -477,8 +478,8 @@ def begun_private(run: Run, member: Member, shared: Tensors, kept: Tensors) -> T
         shared = without(shared, masks.PREFIX)
     mask = mask_of(run, member, kept)
     task = task_of(run, member, 1, mask)
-    _, own = algorithm_of(run).init(_received(task, masks.gathered(shared, shared, mask)), task.split)
-    return own
+    found = algorithm_of(run).init(_received(task, masks.gathered(shared, shared, mask)), task.split)
+    return handed_back.begun(run.algorithm, found)[1]
 
 
 def _received(task: Task, compact: Tensors) -> Model:

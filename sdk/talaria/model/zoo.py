@@ -83,9 +83,11 @@ def build(spec: ModelSpec) -> Module:
     """The model of ``spec`` in train mode; weights follow ``spec.seed`` alone, torch's global generator is untouched.
 
     Raises :class:`~talaria.errors.ConfigError` for an unknown name, an input shape that the model cannot take, a
-    missing optional package, and for ``pretrained`` where no weights are published.
+    missing optional package, for ``pretrained`` where no weights are published, and where this process has torch make
+    other numbers than float32, or elsewhere than on the CPU.
     """
     entry = _entry(spec.name)
+    _require_plain_torch()
     if spec.pretrained and entry.load is None:
         raise ConfigError(f"{spec.name}: pretrained=True, but no weights are published for it; use pretrained=False")
     with seeds.aside(spec.seed):
@@ -102,6 +104,18 @@ def build(spec: ModelSpec) -> Module:
                 seed = seeds.seed_of(spec.seed, "zoo", 0, "head")
                 model = adapters.factored(model, last, spec.adapters.head, seed)
     return model.train()
+
+
+def _require_plain_torch() -> None:
+    import torch
+
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    if dtype != torch.float32:
+        raise ConfigError(f"torch: its default dtype is {dtype}, and models are float32; set_default_dtype(float32)")
+    if device.type != "cpu":
+        raise ConfigError(
+            f"torch: its default device is {device}; set_default_device('cpu'), and name device= to train on"
+        )
 
 
 def split(spec: ModelSpec, model: Module, buffers: Buffers = "local") -> Split:

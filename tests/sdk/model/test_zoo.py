@@ -185,6 +185,18 @@ def test_pretrained_is_refused_where_nothing_is_published():
         zoo.build(ModelSpec("mlp", (3,), 3, pretrained=True))
 
 
+def test_a_process_that_has_torch_make_other_numbers_is_told():
+    """Whatever an app set for itself: the first step ended in torch's word on a layer."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ConfigError, match=r"its default dtype is torch.float64, and models are float32"):
+            zoo.build(ModelSpec("mlp", (4,), 2))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"), pytest.raises(ConfigError, match=r"its default device is meta; set_default_device"):
+        zoo.build(ModelSpec("mlp", (4,), 2))
+
+
 def test_a_missing_extra_is_named(monkeypatch):
     real = builtins.__import__
 
