@@ -10,6 +10,7 @@ from torch import nn
 
 from talaria import tasks
 from talaria.errors import BundleError, ConfigError
+from talaria.types import Samples
 from talaria_edge.deployment.gate import decide
 from talaria_export import Predictor, make_bundle, verify_bundle
 from talaria_export.build.selection import judge
@@ -62,6 +63,20 @@ def test_a_bundle_says_what_its_task_has_to_say(tmp_path, task):
     assert report.figures["score"] == tasks.of(task).figures[0]
     assert report.ok, report
     assert {"accuracy"} < set(report.figures)
+
+
+@pytest.mark.parametrize("task", ["regression:kind=squared", "multilabel", "per_step"])
+def test_a_bundle_that_cuts_recordings_is_verified_window_by_window(tmp_path, task):
+    """Only those of a class were: the windows of others were given as one recording, which no model takes."""
+    path, steps = tmp_path / "me.talaria", task == "per_step"
+    model = Steps() if steps else nn.Sequential(nn.Flatten(), nn.Linear(18, 2))
+    y = X[:, :, 0] if task.startswith("regression") else (X[:, 0] > 0).astype(int)[:, : 9 if steps else 2]
+    options = {"labels": ["a", "b"], "task": task, "variants": ("fp32", "fp16"), "precision": "fp16", "seconds": 0}
+    found = []
+    for more, x in (({}, X), ({"normalize": (1.0, 2.0), "stride": 4}, X * 2 + 1)):
+        make_bundle(path, model.eval(), example=X[:1], samples=(X, y), **options, **more)
+        found.append(verify_bundle(path, samples=Samples.of(x, y, task=task), seconds=0).figures)
+    assert np.isclose(found[0]["accuracy"], found[1]["accuracy"], atol=1e-3)
 
 
 def test_how_classes_were_weighed_stays_out_of_a_bundle(tmp_path):

@@ -27,7 +27,7 @@ from talaria_export.runtime.timing import interleaved
 def verify_bundle(
     path: str | os.PathLike[str],
     *,
-    samples: tuple[Any, Any] | None = None,
+    samples: Samples | tuple[Any, Any] | None = None,
     trust: str | bytes | None = None,
     limits: Limits = Limits(),
     reference: bytes | None = None,
@@ -69,6 +69,8 @@ def verify_bundle(
         sessions = {variant: session_of(bundle, variant) for variant in bundle.variants}
         inputs, expected = _parity_data(bundle)
         checks += list(_parity(bundle, sessions, inputs, expected, figures))
+        if isinstance(samples, Samples):
+            samples = samples.x, samples.y
         if samples is not None:
             checks += _accuracy(bundle, sessions, samples, figures)
         if seconds > 0:
@@ -131,9 +133,9 @@ def _accuracy(
         raise DataError(f"samples: labels of shape {y.shape} for {len(x)} inputs; give one class for each")
     y = class_numbers(y, bundle.labels)
     default = bundle.manifest["default"]
-    answers = _classes(sessions[default], steps, x)
+    answers = _answers(sessions[default], steps, x).argmax(1)
     figures["accuracy"] = float((answers == y).mean())
-    agree = int((answers == _classes(sessions["fp32"], steps, x)).sum()) if "fp32" in sessions else len(x)
+    agree = int((answers == _answers(sessions["fp32"], steps, x).argmax(1)).sum()) if "fp32" in sessions else len(x)
     figures["agreement"] = agree / max(1, len(x))
     wanted = bundle.manifest["gate"]["agreement"]
     told = f"{default} with fp32 on {agree} of {len(x)}, a share of at least {wanted}"
@@ -161,7 +163,7 @@ def _score(bundle: Bundle, sessions: dict[str, Session], x: Array, y: Array, fig
     goal, default = tasks.of(bundle.task), bundle.manifest["default"]
     given = Samples.of(x, y, task=bundle.task)
     goal.require("samples:", given.y, len(bundle.labels))
-    answers = sessions[default](given.x)
+    answers = _answers(sessions[default], bundle.steps, given.x)
     score, beside = goal.measured(answers, given.y)
     figures["accuracy"], figures["score"] = score, goal.figures[0]
     figures |= dict(zip(goal.figures, (score, beside), strict=True))
@@ -169,18 +171,18 @@ def _score(bundle: Bundle, sessions: dict[str, Session], x: Array, y: Array, fig
     if default == "fp32" or "fp32" not in sessions or not len(given):
         return found
     gate = bundle.manifest["gate"]
-    alike = likeness(bundle.task, answers, sessions["fp32"](given.x), given.y)
+    alike = likeness(bundle.task, answers, _answers(sessions["fp32"], bundle.steps, given.x), given.y)
     what = "agreement" if alike.distance is None else "distance"
     figures[what] = alike.agreement if alike.distance is None else alike.distance
     why = alike.why_not(gate["agreement"], gate.get("distance", 0.0))
     return [*found, Check(what, not why, f"{default}: {why or f'{figures[what]:.4g} with fp32'}")]
 
 
-def _classes(session: Session, steps: Preprocessing, x: Array) -> Array:
-    """The class of every sample; where the bundle takes recordings, each window is one of its own."""
+def _answers(session: Session, steps: Preprocessing, x: Array) -> Array:
+    """What is said of every sample; where the bundle takes recordings, each window is one of its own."""
     if steps.windows is None:
-        return np.asarray(session(x).argmax(1))
-    return np.array([int(session(np.ascontiguousarray(one.T)).argmax(1)[0]) for one in x])
+        return session(x)
+    return np.concatenate([session(np.ascontiguousarray(one.T)) for one in x])
 
 
 def _latency(
