@@ -98,6 +98,13 @@ def test_an_example_that_is_no_tensor_is_told_how_to_become_one(imu):
         export_onnx(imu.model, imu.x.numpy())
 
 
+def test_a_module_that_hands_on_whatever_it_is_given_is_exported(imu, exported):
+    """As torch's own wrappers are, whose forward is ``(*inputs)``: torch's word was of the structure of its inputs."""
+    for wrapped in (nn.DataParallel(imu.model), torch.optim.swa_utils.AveragedModel(imu.model)):
+        answers = Session(export_onnx(wrapped, imu.x[:1]))(imu.x.numpy())
+        assert roundings(answers, Session(exported)(imu.x.numpy()), scale=1.0) <= 100
+
+
 class TwoOutputs(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import io
 import logging
 import os
@@ -173,7 +174,9 @@ def _merged(model: Module) -> Module:
 def _exported(model: Module, batch: Tensor) -> ModelProto:
     from torch.onnx import OnnxExporterError
 
-    dynamic = ({0: torch.export.Dim("batch")},)
+    size: Any = {0: torch.export.Dim("batch")}
+    first = next(iter(inspect.signature(model.forward).parameters.values()))
+    dynamic = ((size,),) if first.kind is first.VAR_POSITIONAL else (size,)
     try:
         with ALONE, _quietly(), spoken(model):
             _build_translations_once()
