@@ -171,6 +171,9 @@ def test_files_and_models_that_do_not_go_together_are_refused(tmp_path: Path) ->
     flat = Federated.from_arrays(xs["about"], y)
     with pytest.raises(DataError, match=r"samples have shape \(4,\), and the model takes .*228 numbers side by side"):
         talaria.simulate("fedper", flat, "mypkg.nets:masked", rounds=1)
+    own = Several(Masked(3), about=(3,), imu=(6, 32), mask=(32,))
+    with pytest.raises(DataError, match=r"have the inputs about \(4,\), .* and the model takes about \(3,\)"):
+        talaria.simulate("fedper", data, own, rounds=1)  # torch's word was of two matrices
     with pytest.raises(ModelError, match=r"takes about, imu, mask, and the inputs named are imu; name them alike"):
         Several(Masked(3), imu=(6, 32))
     with pytest.raises(ModelError, match=r"imu=6 must be its shape without N, such as imu=\(6, 100\)"):

@@ -22,7 +22,7 @@ from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
 from talaria.federated.server_rule import rule_named
 from talaria.foreign import shown
-from talaria.model import zoo
+from talaria.model import several, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.options import taken_apart
 from talaria.planning.plan import Plan
@@ -131,6 +131,8 @@ def spec_of(
     """The model that was asked for, else the plans' own, else the dataset's, else one that fits; ``head`` names its
     last layer."""
     if isinstance(model, Module):
+        if isinstance(model, several.Several):  # before it is called
+            several.require_fits(model, data.input_shape, data.meta.get("parts"))
         kept = zoo.keep(model, data.input_shape, data.classes, head=head)
         return replace(kept, adapters=_adapters(adapters), seed=seed, pretrained=pretrained)
     if model is not None and not isinstance(model, str | ModelSpec):
