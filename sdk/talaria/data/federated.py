@@ -36,6 +36,16 @@ class Federated:
     """What is learned of it, a text for :func:`talaria.tasks.of`; ``labels`` then name the model's outputs."""
 
     def __post_init__(self) -> None:
+        for part in ("clients", "newcomers"):
+            given = getattr(self, part)
+            if not isinstance(given, Mapping):
+                raise DataError(f"{self.name}: {part} is a {type(given).__name__}; give a Client each by its name")
+            for name, one in given.items():
+                if not isinstance(name, str) or not isinstance(one, Client):
+                    what = f"{part}[{shown(name)}] is a {type(one).__name__}"
+                    raise DataError(f"{self.name}: {what}; give a Client by its name, a text")
+        object.__setattr__(self, "input_shape", tuple(int(size) for size in self.input_shape))
+        object.__setattr__(self, "labels", tuple(self.labels))
         if not self.clients:
             raise DataError(f"{self.name}: holds no client; give at least one")
         fewest = tasks.of(self.task).fewest

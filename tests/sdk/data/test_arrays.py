@@ -151,6 +151,20 @@ def test_small_numbers_are_scaled_and_constant_ones_are_not(tmp_path: Path, unit
     assert not train[:, 2].any()
 
 
+def test_a_federated_of_ones_own_says_what_its_clients_must_be() -> None:
+    own = Samples.of(np.zeros((4, 5)), [0, 1, 0, 1])
+    client = Client(own, own, own)
+    for clients, said in (
+        ([client], "clients is a list; give a Client each by its name"),
+        ({"anna": (own, own, own)}, r"clients\['anna'\] is a tuple; give a Client by its name, a text"),
+        ({7: client}, r"clients\[7\] is a Client; give a Client by its name, a text"),
+    ):
+        with pytest.raises(DataError, match=f"mine: {said}"):
+            Federated("mine", clients, ("a", "b"), (5,))  # type: ignore[arg-type]
+    told = Federated("mine", {"anna": client}, ["a", "b"], np.array([5]))  # type: ignore[arg-type]
+    assert (told.labels, told.input_shape, type(told.input_shape[0])) == (("a", "b"), (5,), int)
+
+
 def test_labels_are_remapped_and_keep_their_names(tmp_path: Path) -> None:
     data = loaded(tmp_path, {"standardize": False}, y=np.tile([-5, 40, 1000], 20).astype(np.int16))
     assert data.labels == ("-5", "40", "1000")
