@@ -78,7 +78,11 @@ class Device {
   }
 
   tell(event, facts = {}) {
-    process.stdout.write(`${JSON.stringify({ at: Date.now() / 1000, device: this.config.device, event, ...facts })}\n`);
+    try {
+      fs.writeSync(1, `${JSON.stringify({ at: Date.now() / 1000, device: this.config.device, event, ...facts })}\n`);
+    } catch {
+      // The journal's disk is full, or nobody reads it any more: a line is missing there, and learning goes on.
+    }
   }
 
   /** Takes part until the last round; what came of it. */

@@ -6,6 +6,19 @@ import { countOf, fits, placeOf, sha256, transferOf } from "./wire.mjs";
 
 const NONE = Buffer.alloc(0);
 
+/** All of `data`: where a disk fills up a write takes a part and says no error, which the next one does. */
+function writeWhole(name, flags, data, place, sync = () => {}) {
+  const file = fs.openSync(name, flags, 0o600);
+  try {
+    for (let done = 0; done < data.length; ) done += fs.writeSync(file, data, done, data.length - done, place + done);
+    sync(file);
+  } catch (problem) {
+    throw new Error(`${name} cannot be written (${problem.message}); free some space, and start the device again`);
+  } finally {
+    fs.closeSync(file);
+  }
+}
+
 export class Store {
   constructor(folder) {
     this.folder = folder;
@@ -17,11 +30,7 @@ export class Store {
   }
 
   write(name, data) {
-    const beside = this.at(`${name}.next`);
-    const file = fs.openSync(beside, "w", 0o600);
-    fs.writeSync(file, data);
-    fs.fsyncSync(file);
-    fs.closeSync(file);
+    writeWhole(this.at(`${name}.next`), "w", Buffer.from(data), 0, fs.fsyncSync);
     this.#rename(`${name}.next`, name);
   }
 
@@ -99,9 +108,8 @@ export class Store {
   }
 
   keep(what, cut, index, data) {
-    const file = fs.openSync(this.at(this.part(what, cut)), fs.constants.O_RDWR | fs.constants.O_CREAT, 0o600);
-    fs.writeSync(file, data, 0, data.length, placeOf(cut, index)[0]);
-    fs.closeSync(file);
+    const flags = fs.constants.O_RDWR | fs.constants.O_CREAT;
+    writeWhole(this.at(this.part(what, cut)), flags, data, placeOf(cut, index)[0]);
   }
 
   /** The chunks that lie intact in the part's file, each hashed again; all other parts of its kind are removed. */

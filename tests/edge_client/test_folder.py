@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -46,6 +47,20 @@ def test_a_window_that_cannot_be_kept_says_what_would_help(tmp_path, monkeypatch
         monkeypatch.setattr(durable, "write", refuse)
         with pytest.raises(DataError, match=f"cannot be written to .*; {mend}"):
             FolderSource(tmp_path).record(np.zeros(SHAPE))
+
+
+def test_a_label_for_which_the_disk_has_half_the_room_is_refused_and_not_taken_for_kept(tmp_path):
+    queue = labels.LabelQueue(tmp_path)
+    queue.add("monday", "walk")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / labels.FILE).stat().st_size + 8, hard))
+        with pytest.raises(DataError, match="cannot be written to"):
+            queue.add("tuesday", "rest")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    queue.add("wednesday", "rest")
+    assert queue.read() == {"monday": "walk", "wednesday": "rest"}
 
 
 def test_a_new_folder_is_there_to_be_filled(tmp_path):

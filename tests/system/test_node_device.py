@@ -108,10 +108,10 @@ class Fleet:
             return {row.round: sorted(device for _, device in row.counted) for row in rows}
 
 
-@pytest.mark.parametrize(("file", "count"), [("vectors", 13), ("machine", 5)])
+@pytest.mark.parametrize(("file", "count"), [("vectors", 13), ("machine", 5), ("store", 1)])
 def test_its_own_tests(example, file, count, tmp_path):
-    """Against the vectors of the protocol, how it gets a kit, and cuts its update anew; and ONNX Runtime keeps nothing
-    that it would tell its maker."""
+    """Against the vectors of the protocol, how it gets a kit, cuts its update anew, and meets a full disk; and ONNX
+    Runtime keeps nothing that it would tell its maker."""
     (home := tmp_path / "home").mkdir()
     usual = {
         name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME")
@@ -248,6 +248,16 @@ def test_a_wrong_field_is_named_with_its_mend_before_anything_begins(example, tm
         out, errors = one.communicate(timeout=60)
         assert (one.returncode, out) == (1, "")
         assert said in errors
+
+
+def test_a_journal_that_nobody_reads_any_more_ends_nothing(example, tmp_path):
+    samples(tmp_path, {"x_train": np.zeros((1, 2), np.float32), "y_train": np.zeros(1, np.int64)})
+    with started(example, written(tmp_path, "mqtt://127.0.0.1:1")) as one:
+        assert "unreachable" in one.stdout.readline()
+        one.stdout.close()
+        with pytest.raises(subprocess.TimeoutExpired):  # it says more meanwhile
+            one.wait(4)
+        one.kill()
 
 
 def test_its_owner_takes_it_out_of_the_fleet_for_good(fleet, a_run, example):

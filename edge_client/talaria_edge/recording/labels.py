@@ -57,7 +57,8 @@ class LabelQueue:
                     size = file.seek(0, os.SEEK_END)
                     if size and _last(file.fileno(), size) != b"\n":
                         line = b"\n" + line  # a kill cut the label before this one short: it ends here
-                    file.write(line)
+                    while line:  # where the disk fills up a write takes a part, and the next one says why
+                        line = line[file.write(line) :]
                     os.fsync(file.fileno())
                 if new:
                     durable.flush(self.folder)
