@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from talaria import npz
-from talaria.errors import BundleError, DataError
+from talaria import durable, npz
+from talaria.errors import BundleError, DataError, so_that_it_can_be_written
 from talaria_export import open_bundle
 from talaria_export.bundle.preprocess import inputs_of
 
@@ -31,7 +31,7 @@ def runtime(cache: Path) -> Path:
     dist = cache / "node_modules" / "onnxruntime-web" / "dist"
     if not (dist / "ort.wasm.bundle.min.mjs").is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        (cache / "package.json").write_text((HERE / "package.json").read_text())
+        (cache / "package.json").write_bytes((HERE / "package.json").read_bytes())
         command = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(cache)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
@@ -55,13 +55,21 @@ def page(bundle: Path, recorded: np.ndarray, dist: Path) -> str:
     }
     parts = {
         "data": json.dumps(data),
-        "runtime": (dist / "ort.wasm.bundle.min.mjs").read_text(),
-        "reader": (HERE / "bundle.mjs").read_text(),
+        "runtime": (dist / "ort.wasm.bundle.min.mjs").read_text("utf-8"),
+        "reader": (HERE / "bundle.mjs").read_text("utf-8"),
     }
-    text = (HERE / "page.html").read_text()
+    text = (HERE / "page.html").read_text("utf-8")
     for name, part in parts.items():
         text = text.replace("{{" + name + "}}", part.replace("</script", "<\\/script"))
     return text
+
+
+def save(out: Path, text: str) -> None:
+    """Write the page, whole or not at all."""
+    try:
+        durable.write(out, text.encode(), mode=0o644)
+    except OSError as why:
+        sys.exit(f"--out {out}: cannot be written ({why.strerror}); {so_that_it_can_be_written(why)}")
 
 
 def _base64(data: bytes) -> str:
@@ -80,7 +88,7 @@ def main() -> None:
         parser.error(f"--out {options.out}: there is no folder {options.out.parent}; make it first")
     try:
         recorded = npz.read_npy(options.recorded)
-        options.out.write_text(page(options.bundle, recorded, runtime(options.cache)))
+        save(options.out, page(options.bundle, recorded, runtime(options.cache)))
     except (DataError, BundleError) as problem:
         sys.exit(f"{problem}")
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.0f} MB; open it in a browser")

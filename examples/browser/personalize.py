@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -99,11 +100,11 @@ def page(run: Run, shared: Tensors, newcomer: str, own: Client, labels: tuple[st
     }
     parts = {
         "data": json.dumps(data),
-        "runtime": (dist / "ort.wasm.bundle.min.mjs").read_text(),
-        "writer": (HERE / "personal_bundle.mjs").read_text(),
-        **{name: (MODULES / f"{name}.mjs").read_text() for name in ("draws", "tensors", "augment", "training")},
+        "runtime": (dist / "ort.wasm.bundle.min.mjs").read_text("utf-8"),
+        "writer": (HERE / "personal_bundle.mjs").read_text("utf-8"),
+        **{name: (MODULES / f"{name}.mjs").read_text("utf-8") for name in ("draws", "tensors", "augment", "training")},
     }
-    text = (HERE / "personalize.html").read_text()
+    text = (HERE / "personalize.html").read_text("utf-8")
     for name, part in parts.items():
         text = text.replace("{{" + name + "}}", part.replace("</script", "<\\/script"))
     return text
@@ -166,15 +167,14 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def runtime(cache: Path) -> Path:
-    """The folder of onnxruntime-web's files, as the other example fetches it."""
+def _build() -> ModuleType:
+    """The other example, which fetches onnxruntime-web and writes a page."""
     found = importlib.util.spec_from_file_location("talaria_browser_build", HERE / "build.py")
     assert found is not None
     assert found.loader is not None
     build = importlib.util.module_from_spec(found)
     found.loader.exec_module(build)
-    dist: Path = build.runtime(cache)
-    return dist
+    return build
 
 
 def main() -> None:
@@ -196,8 +196,8 @@ def main() -> None:
     except ConfigError as problem:
         parser.error(f"{problem}")
     own = data.newcomers[asked.newcomer]
-    shared = learned(run, data.clients)
-    asked.out.write_text(page(run, shared, asked.newcomer, own, data.labels, runtime(asked.cache)))
+    shared, build = learned(run, data.clients), _build()
+    build.save(asked.out, page(run, shared, asked.newcomer, own, data.labels, build.runtime(asked.cache)))
     size = math.ceil(asked.out.stat().st_size / 1e6)
     print(f"{asked.out}: {size} MB; open it in a browser, and label the stretches of the recording")
 

@@ -186,7 +186,7 @@ def test_windows_that_do_not_fit_the_bundle_are_refused(bundle, tmp_path):
         builder().page(bundle, np.zeros((2, 3, 4), np.float32), tmp_path)
 
 
-def test_files_that_are_none_are_refused_by_name(monkeypatch, tmp_path):
+def test_files_that_are_none_are_refused_by_name(bundle, monkeypatch, tmp_path):
     """What cannot be a recording or a bundle, and a page that has no place."""
     (text := tmp_path / "recorded.npy").write_text("hello")
     np.save(windows := tmp_path / "windows.npy", np.zeros((2, 6, 100), np.float32))
@@ -196,6 +196,7 @@ def test_files_that_are_none_are_refused_by_name(monkeypatch, tmp_path):
         ([text, windows], f"{text}: bundle: this file is not a bundle"),
         ([tmp_path / "none.talaria", windows], "No such file"),
         ([text, windows, "-o", lost], ""),
+        ([bundle, windows, "-o", tmp_path], f"--out {tmp_path}: cannot be written (Is a directory); name a file"),
     ):
         monkeypatch.setattr("sys.argv", ["build.py", *map(str, given), "--cache", str(packages(BROWSER).parent)])
         with pytest.raises(SystemExit, match=re.escape(said) if said else "2"):
