@@ -208,6 +208,7 @@ def test_samples_in_a_pipe(said, tmp_path):
         ({"y": np.linspace(0, 1, 40)}, (), "y", "float64", "numpy.digitize"),
         ({}, ("-o", "lam=0.5"), "option", "'lam'", "it takes none"),
         ({}, ("-d", "mine.npz"), "dataset", "'mine.npz'", "write npz:mine.npz"),
+        ({}, ("--report", "."), "--report", ".", "name a file in a folder of yours"),
         ({}, ("--baselines",), "--baselines", "--report", "give --report FILE with it"),
         ({}, ("--codec", "int3"), "codec", "'int3'", "use raw, fp16"),
         ({}, ("--fraction", "2"), "fraction", "2.0", "must be in (0, 1]"),

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from talaria import durable
 from talaria_coordinator.cli.options import AsJson, Config
 from talaria_coordinator.fleet.chronicle import KINDS, Chronicle, Moment, chronicle, some, when
 
@@ -49,7 +50,7 @@ def report(
 ) -> None:
     """Tell what the fleet has lived through: who came and left, runs that followed one another, trials, pauses and
     restores, on a time line. From the audit log; the coordinator may be running or not."""
-    from talaria.errors import StateError
+    from talaria.errors import StateError, so_that_it_can_be_written
     from talaria_coordinator.config.fleet import load_config
     from talaria_coordinator.server.open_state import open_store
 
@@ -60,9 +61,10 @@ def report(
         found = chronicle(store.audit.events(loaded.name, last=10**9, kinds=KINDS))
     if out is not None:
         try:
-            out.write_text(page(loaded.name, found), encoding="utf-8")
+            durable.write(out, page(loaded.name, found).encode(), mode=0o644)
         except OSError as error:
-            raise StateError(f"--out {out}: cannot be written ({error.strerror}); name a file of yours") from None
+            mend = so_that_it_can_be_written(error)
+            raise StateError(f"--out {out}: cannot be written ({error.strerror}); {mend}") from None
         typer.echo(f"report: {out}", err=True)
     typer.echo(json.dumps({"fleet": loaded.name, **found.facts()}, indent=2) if as_json else lines(loaded.name, found))
 

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from talaria.errors import ConfigError, StateError
+from talaria import durable
+from talaria.errors import ConfigError, StateError, so_that_it_can_be_written
 
 
 def report(
@@ -35,9 +36,10 @@ def report(
     found = compare.compared(runs, page=out is not None)
     if out is not None:
         try:
-            out.write_text(compare.page(found), encoding="utf-8", errors="backslashreplace")
+            durable.write(out, compare.page(found).encode("utf-8", "backslashreplace"), mode=0o644)
         except OSError as error:
-            raise StateError(f"--out {out}: cannot be written ({error.strerror}); name a file of yours") from None
+            mend = so_that_it_can_be_written(error)
+            raise StateError(f"--out {out}: cannot be written ({error.strerror}); {mend}") from None
         typer.echo(f"report: {out}", err=True)
     if as_json:
         typer.echo(json.dumps({run.name: compare.figures(run) for run in found}, indent=2))

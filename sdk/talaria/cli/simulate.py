@@ -1,5 +1,6 @@
 """``talaria simulate``: a whole fleet's learning in one process."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -174,6 +175,8 @@ def simulate(
         raise ConfigError("--no-training leaves nothing to do; give --write-fleet DIR with it, or leave it out")
     if report is not None and not report.parent.is_dir():
         raise ConfigError(f"--report {report}: there is no folder {report.parent}; make it first")
+    if report is not None and (report.is_dir() or not os.access(report.parent, os.W_OK)):  # known before it learns
+        raise ConfigError(f"--report {report}: cannot be written; name a file in a folder of yours")
     if baselines and (report is None or resume is not None):
         raise ConfigError(
             "--baselines stand beside a run in its page, from the first round; give --report FILE with it, and leave "

@@ -153,8 +153,10 @@ def _require_format(path: Path, found: object) -> None:
 
 
 def finish(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write what came out."""
-    _keep(folder / RESULT, json.dumps(document, indent=1).encode())
+    """Write what came out, unless it stands there: a whole run that is measured again may lie where nobody writes."""
+    path, data = folder / RESULT, json.dumps(document, indent=1).encode()
+    if not path.is_file() or path.read_bytes() != data:
+        _keep(path, data)
 
 
 def _keep(path: Path, data: bytes) -> None:
@@ -162,7 +164,8 @@ def _keep(path: Path, data: bytes) -> None:
         durable.write(path, data, mode=0o644)
     except OSError as error:
         again = "resume" if (path.parent / STATE).exists() else "begin anew"  # what begun() leaves
-        raise StateError(f"{path.parent}: cannot be written ({error.strerror}); make room, then {again}") from error
+        mend = so_that_it_can_be_written(error)
+        raise StateError(f"{path.parent}: cannot be written ({error.strerror}); {mend}, then {again}") from error
 
 
 def _checksum(facts: Mapping[str, Any], tensors: Tensors) -> str:

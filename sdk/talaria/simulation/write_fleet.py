@@ -31,7 +31,7 @@ import numpy as np
 from talaria import algorithms, tasks, valid
 from talaria.config import write_toml
 from talaria.data import Client, Federated
-from talaria.errors import ConfigError, DataError
+from talaria.errors import ConfigError, DataError, so_that_it_can_be_written
 from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Engine, Run
@@ -161,7 +161,8 @@ def write_fleet(folder: Path, written: Written) -> None:
             _save(beside / "data" / f"{name}.npz", client, written.data.labels if named else ())
         os.replace(beside, folder)
     except OSError as error:
-        raise ConfigError(f"--write-fleet {folder}: cannot be written ({error.strerror or error})") from None
+        mend = so_that_it_can_be_written(error)
+        raise ConfigError(f"--write-fleet {folder}: cannot be written ({error.strerror or error}); {mend}") from None
     finally:
         if beside is not None:
             shutil.rmtree(beside, ignore_errors=True)

@@ -4,6 +4,7 @@ import copy
 import io
 import json
 import re
+import resource
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -283,6 +284,15 @@ def test_bad_summaries_name_the_key(summary: dict[str, Any], change: Any, messag
 def test_a_page_that_cannot_be_written_says_so(summary: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"cannot write .*No such file"):
         write_html(summary, tmp_path / "missing" / "report.html")
+    (page := tmp_path / "report.html").write_text("before")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        with pytest.raises(StateError, match=r"File too large.; free space there"):
+            write_html(summary, page)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert page.read_text() == "before"
 
 
 def test_mask_overlap_is_the_jaccard_index_over_all_groups() -> None:

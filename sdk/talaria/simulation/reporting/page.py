@@ -5,7 +5,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from talaria.errors import StateError
+from talaria import durable
+from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.simulation.reporting import charts
 from talaria.simulation.reporting.style import document
 from talaria.simulation.reporting.summary import (
@@ -24,9 +25,10 @@ def write_html(summary: Mapping[str, Any], path: Path) -> Path:
     """Write :func:`html` of ``summary`` to ``path``. :class:`StateError` where the file cannot be written."""
     page = html(summary)
     try:
-        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+        durable.write(path, page.encode("utf-8", "backslashreplace"), mode=0o644)
     except OSError as error:
-        raise StateError(f"report: cannot write {path} ({error.strerror}); check the folder and its space") from None
+        mend = so_that_it_can_be_written(error)
+        raise StateError(f"report: cannot write {path} ({error.strerror}); {mend}") from None
     return path
 
 
