@@ -44,9 +44,11 @@ def main() -> None:
     torch.set_num_threads(1)  # a small network gains nothing by two, and beside other work each waits for the other
     try:
         demo(asked.out, asked.seed, asked.rounds, asked.tune, asked.broker, asked.codec)
-    except TalariaError as error:
+    except (TalariaError, OSError) as error:
         Console(stderr=True).print(f"demo: {error}", markup=False, highlight=False)
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)  # what was done so far lies in `out`; the next run puts it aside
 
 
 def demo(out: Path, seed: int, rounds: int, tune: int, broker: str, codec: str = "fp16") -> dict[str, Any]:

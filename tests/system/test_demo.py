@@ -80,3 +80,12 @@ def test_a_second_run_puts_the_first_aside(tmp_path: Path) -> None:
     _fresh(out)
     assert not (out / "summary.json").exists()
     assert [p.read_text() for p in tmp_path.glob("demo-*/summary.json")] == ["{}"]
+
+
+def test_a_place_that_is_none_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--out", str(tmp_path / "file" / "demo")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("demo: ")
+    assert "Not a directory" in done.stderr
