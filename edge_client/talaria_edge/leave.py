@@ -19,7 +19,7 @@ from talaria.wire.mqtt import LinkDown, LinkUp, NotTaken, Transport, Will
 from talaria_edge import home_assistant as ha
 from talaria_edge.config import DeviceConfig
 from talaria_edge.identity.connection import Open, keys_of, machine_of, over_mqtt, reach, require_safe
-from talaria_edge.storage.state import DeviceStore
+from talaria_edge.storage.state import DeviceStore, has_left
 
 STAYS = "so it belongs to the fleet still, and nothing has changed here"
 MEND = "try again later, or ask its operator for `talaria coordinator retire`"
@@ -38,13 +38,14 @@ def leave(
 
     Raises :class:`~talaria.errors.TransportError` where the broker or the coordinator does not answer within ``wait_s``
     seconds, and :class:`~talaria.errors.StateError` where an agent runs with its folder, or it has left before; nothing
-    is erased then.
+    is erased then. To ``erase`` what a device kept that has left before needs nobody's answer.
     """
     if not insecure:
         require_safe(config)
     with DeviceStore(config.state, config.fleet, config.device) as store:
-        asyncio.run(_Leaving(config, store, opened).run(wait_s))
-        store.left()
+        if not (erase and has_left(config.state)):  # it left before, or a kill came before it was erased
+            asyncio.run(_Leaving(config, store, opened).run(wait_s))
+            store.left()
         if erase:
             store.erase()
 

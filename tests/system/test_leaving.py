@@ -43,6 +43,10 @@ def test_an_owner_takes_a_device_out_while_a_round_waits_for_it(fleet, a_run, co
     again = one.agents(broker, "carl")
     assert again.end() == 1
     assert "this device left its fleet 'watch' for good" in again.errors
+    (kept := one.state_of("carl") / "private.safetensors").write_bytes(b"what a kill left before it was erased")
+    assert "this device left its fleet" in command("edge", "leave", one.folder / "carl.toml")[2]
+    assert command("edge", "leave", one.folder / "carl.toml", "--erase")[0] == 0, "it needs nobody who answers"
+    assert not kept.exists()
     assert "by its owner's hand" in command("edge", "check", one.folder / "carl.toml", "--wait", 0.5)[1]
 
 
