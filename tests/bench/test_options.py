@@ -1,5 +1,7 @@
 """Benchmarks refuse numbers that they cannot measure with, before they measure."""
 
+from pathlib import Path
+
 import pytest
 from typer.testing import CliRunner
 
@@ -36,3 +38,13 @@ def test_a_load_that_no_fleet_takes_is_refused_before_it_is_measured(words: str,
     found = CliRunner().invoke(app(given), given)
     assert isinstance(found.exception, ConfigError)
     assert why in str(found.exception)
+
+
+@pytest.mark.parametrize("words", ["chaos --faults 1 --devices 2", "story"])
+def test_a_folder_that_is_not_empty_is_refused_and_nothing_goes_on_there(words: str, tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").write_text("of before")
+    given = ["bench", *words.split(), "--folder", str(tmp_path)]
+    found = CliRunner().invoke(app(given), given)
+    assert isinstance(found.exception, ConfigError)
+    assert "is there already and not empty; give the name of a new folder" in str(found.exception)
+    assert (tmp_path / "journal.jsonl").read_text() == "of before"

@@ -62,7 +62,7 @@ def chaos(
         if not as_json:
             typer.echo(text, err=True)
 
-    place = fl.new_folder("chaos") if folder is None else folder
+    place = fl.new_folder("chaos", folder)
     if secure:
         keys.require(algorithm or keys.LEARNED, devices)
     learned = algorithm or (keys.LEARNED if secure else "fedper")

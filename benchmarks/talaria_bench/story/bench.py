@@ -54,7 +54,7 @@ def story(
         if not as_json:
             typer.echo(text, err=True)
 
-    place = fl.new_folder("story") if folder is None else folder
+    place = fl.new_folder("story", folder)
     found = asyncio.run(Story(place, plan, told).run())
     if folder is None and found["kept"]:
         shutil.rmtree(place)
