@@ -62,7 +62,10 @@ UNITS = {"CPU of a round": "cpu", "wall time of a round": "wall"}
 
 def simulation(
     partition: Annotated[
-        Path | None, typer.Option(help="npz with train_idx and test_idx per client; without, one is drawn.")
+        Path | None,
+        typer.Option(
+            help="npz with train_idx and test_idx per client; without, one is drawn.", exists=True, dir_okay=False
+        ),
     ] = None,
     turns: Annotated[int, typer.Option(help="Turns that the candidates take.", min=1)] = 3,
     rounds: Annotated[int, typer.Option(help="Rounds of Fashion-MNIST in each turn.", min=2)] = 4,

@@ -14,7 +14,8 @@ from talaria.errors import ConfigError
     [
         "aggregation --clients 0", "aggregation --rounds 0", "aggregation --keep 2", "aggregation --scale 0",
         "engines --rounds 0", "export --keep 0", "export --size 0", "export --seconds 0", "export --epochs -1",
-        "privacy --leaving 2", "privacy --leaving -1", "load --leaving 0.5",
+        "epsilon --partition none.npz", "secure --partition none.npz", "simulation --partition none.npz",
+        "agent --python none", "privacy --leaving 2", "privacy --leaving -1", "load --leaving 0.5",
     ],
 )  # fmt: skip
 def test_a_number_out_of_range_is_named(words: str) -> None:
@@ -48,3 +49,14 @@ def test_a_folder_that_is_not_empty_is_refused_and_nothing_goes_on_there(words: 
     assert isinstance(found.exception, ConfigError)
     assert "is there already and not empty; give the name of a new folder" in str(found.exception)
     assert (tmp_path / "journal.jsonl").read_text() == "of before"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [("--seed 12 --only 99", "--only 99: seed 12 has the faults 0, 1"), ("--only 2", "give --seed with it")],
+)
+def test_faults_that_a_history_does_not_have_are_none_that_it_survives(words: str, why: str) -> None:
+    given = ["bench", "history", *words.split()]
+    found = CliRunner().invoke(app(given), given)
+    assert isinstance(found.exception, ConfigError)
+    assert why in str(found.exception)

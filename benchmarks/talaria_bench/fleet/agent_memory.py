@@ -55,7 +55,10 @@ def agent(
     devices: Annotated[int, typer.Option(help="Agents, each a process of its own.", min=1, max=16)] = 2,
     rounds: Annotated[int, typer.Option(help="Rounds of learning.", min=1, max=999)] = 5,
     python: Annotated[
-        Path | None, typer.Option(help="Of a venv after `pip install .`; this one, without torch, unless given.")
+        Path | None,
+        typer.Option(
+            help="Of a venv after `pip install .`; this one, without torch, unless given.", exists=True, dir_okay=False
+        ),
     ] = None,
     bundle: Annotated[bool, typer.Option("--bundle", help="Write bundles too, which takes onnx.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw memory by event here, as SVG.")] = None,

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
+from talaria.errors import ConfigError
 from talaria_bench.history.faults import Plan, draw
 from talaria_bench.history.shorten import shortened
 from talaria_bench.history.story import LAST_WORDS, Outcome, lived
@@ -91,6 +92,8 @@ def history(
     learning goes on. A seed replays to the byte; a failing history is shortened."""
     if seed is not None:
         raise typer.Exit(_one(seed, only, as_json))
+    if only:
+        raise ConfigError(f"history: --only {only} is of one seed's faults; give --seed with it")
     began, cpu = time.monotonic(), os.times()
     tally = Tally()
     for plan, outcome in _all(range(first, first + seeds), workers):
@@ -179,7 +182,11 @@ def _story(failed: dict[str, Any], last: int = 12) -> str:
 def _one(seed: int, only: str, as_json: bool) -> int:
     plan = draw(seed)
     if only:
-        plan = plan.only(frozenset(int(n) for n in only.split(",") if n.isdigit()))
+        there = {str(fault.number) for fault in plan.faults}
+        asked = set() if only == "none" else set(only.split(","))
+        if asked - there:  # else a failure that is replayed by another word would seem to be mended
+            raise ConfigError(f"history: --only {only}: seed {seed} has the faults {', '.join(sorted(there, key=int))}")
+        plan = plan.only(frozenset(map(int, asked)))
     outcome = live(plan, keep=100_000)
     failed = _failure(plan, outcome) if outcome.broken else None
     if as_json:

@@ -62,7 +62,8 @@ def epsilon(
         list[str] | None, typer.Option("--cohort", help=f"Repeatable; by default all: {', '.join(COHORTS)}.")
     ] = None,
     partition: Annotated[
-        Path | None, typer.Option(help="Fashion-MNIST's 20 clients; without it, they are left out.")
+        Path | None,
+        typer.Option(help="Fashion-MNIST's 20 clients; without it, they are left out.", exists=True, dir_okay=False),
     ] = None,
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="Repeatable; 0, 1 and 2 by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.")] = Path(

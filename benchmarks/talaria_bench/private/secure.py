@@ -27,7 +27,8 @@ AIM = 0.2
 
 def secure(
     partition: Annotated[
-        Path | None, typer.Option(help="Fashion-MNIST's clients; without it, smartwatch alone.")
+        Path | None,
+        typer.Option(help="Fashion-MNIST's clients; without it, smartwatch alone.", exists=True, dir_okay=False),
     ] = None,
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="Repeatable; 0, 1 and 2 by default.")] = None,
     out: Annotated[Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.")] = Path(
