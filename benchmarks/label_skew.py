@@ -24,7 +24,7 @@ from sklearn.datasets import load_digits
 
 from talaria.data.client import Client, samples
 from talaria.data.federated import Federated
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.run import Run
 from talaria.model import zoo
 from talaria.options import assignments
@@ -105,7 +105,7 @@ def measure(method: str, of: str, seed: int, rounds_: int) -> dict[str, Any]:
     result = simulate(run, members)
     served = {client: result.personal(member) for client, member in members.items()}
     report = evaluation.report({k: evaluation.evaluate(m, data.clients[k].test) for k, m in served.items()})
-    whole = sum(p.numel() for p in rounds.template(run.spec).parameters())
+    whole = sum(p.numel() for p in run_model.template(run.spec).parameters())
     return {
         "accuracy": asdict(report.accuracy),
         "parameters": fmean(sum(p.numel() for p in m.parameters()) for m in served.values()) / whole,

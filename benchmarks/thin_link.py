@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from talaria import time
-from talaria.federated import global_model, rounds
+from talaria.federated import global_model, run_model
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Samples
@@ -60,7 +60,7 @@ def main() -> None:
     """One run for each rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=float, nargs="+", default=[64.0, 16.0], help="kB a second, each way")
-    model = len(global_model.encode_model(rounds.first_shared(RUN)))
+    model = len(global_model.encode_model(run_model.first_shared(RUN)))
     for rate in parser.parse_args().rate:
         told: list[dict[str, Any]] = []
         with tempfile.TemporaryDirectory() as name, open_broker("mosquitto", state=Path(name) / "broker") as broker:

@@ -19,7 +19,7 @@ import numpy as np
 
 from talaria import durable, tasks, time
 from talaria.errors import DataError, TalariaError, TransportError, WireError, some_of
-from talaria.federated import rounds
+from talaria.federated import device_task, run_model
 from talaria.federated.kit import open_kit
 from talaria.federated.run import Run
 from talaria.identity.credentials import password
@@ -259,9 +259,9 @@ def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Fi
         return Finding(what, "ok", said)
 
     plan, budget = config.plan, config.budget
-    yield judged("run", "can be learned by this engine", lambda: rounds.require_engine(run, config.engine))
+    yield judged("run", "can be learned by this engine", lambda: device_task.require_engine(run, config.engine))
     if plan is not None and (has_torch() or config.kit is not None):
-        yield judged("plan", "fits the run", lambda: rounds.require_plan(run, plan))
+        yield judged("plan", "fits the run", lambda: device_task.require_plan(run, plan))
     if budget is not None:
         limits = ", ".join(f"{name}={value:g}" for name, value in budget.limits().items())
         yield Finding("plan", "ok", f"this device makes it from the run's kit, for {limits}")
@@ -273,7 +273,7 @@ def _run(config: DeviceConfig, run: Run, data: DeviceData | None) -> Iterator[Fi
         kit = config.kit
         yield judged("kit of the run", "is this run's", lambda: open_kit(kit).require(run))
     if data is not None:
-        yield _samples(data, run, None if config.kit else rounds.named_inputs(run))
+        yield _samples(data, run, None if config.kit else run_model.named_inputs(run))
 
 
 def _samples(data: DeviceData, run: Run, parts: Parts | None) -> Finding:

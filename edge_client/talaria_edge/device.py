@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from talaria import valid
 from talaria.errors import ConfigError, ModelError, StateError
-from talaria.federated import plan_compat, rounds
+from talaria.federated import device_task, plan_compat, run_model
 from talaria.federated.run import ENGINES, Run
 from talaria.foreign import shown
 from talaria.identity.credentials import Credentials
@@ -272,8 +272,8 @@ def take_part(joining: Joining) -> Model:
 
     def require(run: Run) -> None:
         _require_model(joining, run)
-        rounds.require_plan(run, joining.plan)
-        checked(data, run.spec.input_shape, run.spec.classes, run.task, rounds.named_inputs(run))
+        device_task.require_plan(run, joining.plan)
+        checked(data, run.spec.input_shape, run.spec.classes, run.task, run_model.named_inputs(run))
 
     device = Device(
         joining.broker,
@@ -301,7 +301,7 @@ def _require_model(joining: Joining, run: Run) -> None:
             raise ConfigError(f"join: the Personalizer's model has {told}; {mend}")
         return
     here = {name: tuple(value.shape) for name, value in state_of(joining.model).items()}
-    there = {name: tuple(value.shape) for name, value in state_of(rounds.template(run.spec)).items()}
+    there = {name: tuple(value.shape) for name, value in state_of(run_model.template(run.spec)).items()}
     for name in [*here, *there]:
         if here.get(name) != there.get(name):
             raise ConfigError(

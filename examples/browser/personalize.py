@@ -29,7 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 import talaria
 from talaria.data.client import Client
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.run import Member, Run
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -70,7 +70,7 @@ def page(run: Run, shared: Tensors, newcomer: str, own: Client, labels: tuple[st
     """The HTML text. ``own`` has the newcomer's minute (``train``) and later windows (``test``)."""
     spec = run.spec
     module, looking, head = zoo.build(spec), zoo.build(spec).requires_grad_(False).eval(), zoo.head(spec)
-    split = rounds.split_of(run)
+    split = run_model.split_of(run)
     step = packed(spec, module, frozenset(split.of("adapters", "head")), "some", run.recipe)
     forward = answers_of(looking, head, spec.input_shape)
     model, places = _template(forward, state_of(module))

@@ -5,7 +5,7 @@ The recipe was chosen by leaving members out in turn as newcomers; benchmarks/RE
 
 from talaria.data import Federated
 from talaria.data.presets import SMARTWATCH
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.run import Run
 from talaria.model import pruning
 from talaria.model.spec import ModelSpec
@@ -51,5 +51,5 @@ def hardware_of(data: Federated) -> dict[str, str]:
 def plan_of(run: Run, hardware: str) -> Plan:
     """Widths in whole blocks of 16 channels, fast on any CPU, for the share that the hardware has room for."""
     keep = HARDWARE[hardware]
-    widths = pruning.widths(rounds.layout_of(run.spec).full(), keep, block=16)
+    widths = pruning.widths(run_model.layout_of(run.spec).full(), keep, block=16)
     return Plan(widths=widths, reasons={"widths": f"a {hardware} has room for {keep:.0%} of the channels"})

@@ -9,7 +9,7 @@ from typing import Any
 
 from smartwatch.baselines import Baselines
 from talaria.data import Client, Federated
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.run import Run
 from talaria.model import masks
 from talaria.simulation.reporting import mask_overlap
@@ -80,7 +80,7 @@ def _user(
     accuracy = {**others, "personal": result["test"]["accuracy"]}
     if newcomer:
         accuracy |= {"zero_shot": others["fedavg"], "scratch": others["local"]}
-    parameters = sum(p.numel() for p in rounds.template(run.spec).parameters())
+    parameters = sum(p.numel() for p in run_model.template(run.spec).parameters())
     user: dict[str, Any] = {
         "role": "newcomer" if newcomer else "member",
         "device": device,
@@ -134,7 +134,7 @@ def _masks(
         path = Path(devices[name]["private"])
         tensors, _ = tensor_files.unpack(tensor_files.read(path, "run the demo again"), path, "run the demo again")
         if hardware[name] not in found and any(key.startswith(masks.PREFIX) for key in tensors):
-            found[hardware[name]] = masks.from_tensors(rounds.layout_of(run.spec), tensors)
+            found[hardware[name]] = masks.from_tensors(run_model.layout_of(run.spec), tensors)
     return found
 
 

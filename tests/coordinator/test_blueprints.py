@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mypkg
 
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.run import Run
 from talaria.model import prunability
 from talaria.model.spec import ModelSpec
@@ -18,14 +18,14 @@ from talaria_coordinator.fleet import blueprints
 
 def test_threads_find_what_one_has_worked_out(tmp_path, monkeypatch):
     run = Run(spec=ModelSpec("imu_cnn", (3, 52), 5), algorithm="fedper")
-    monkeypatch.setattr(rounds, "_adopted", {})
+    monkeypatch.setattr(run_model, "_adopted", {})
     survey, asked = prunability.survey, []
     monkeypatch.setattr(prunability, "survey", lambda *given: asked.append(given) or survey(*given))
     assert "torch" in sys.modules
     blueprints.prepare(run, tmp_path)
     assert len(asked) == 1
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: (rounds.layout_of(run.spec), rounds.update_schema(run)), range(8)))
+        found = list(pool.map(lambda _: (run_model.layout_of(run.spec), run_model.update_schema(run)), range(8)))
     assert len(asked) == 1
     assert all(layout is found[0][0] and schema is found[0][1] for layout, schema in found)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from talaria.errors import ConfigError, StateError
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.privacy.accounting import epsilon, ledger_in
@@ -150,7 +150,7 @@ def test_a_private_round_waits_for_as_many_as_hide_each_other(tmp_path):
 def test_a_round_is_counted_once_and_for_all_whatever_rule_stands_around_the_sums(tmp_path, rules):
     """Each rule keeps the ledger in a place of its own; of two the older one would be read."""
     blobs = FolderBlobs(tmp_path)
-    shared = rounds.first_shared(RUN)
+    shared = run_model.first_shared(RUN)
     entries = []
     for name in MEMBERS:
         data = encode_update(Update(tensors=shared, weight=4.0, client=name))

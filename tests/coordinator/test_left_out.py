@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from talaria.aggregate.partial_sum import partial_sum
 from talaria.errors import AggregationError, StateError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.protocol.actions import Counted
@@ -61,7 +61,7 @@ class Desk:
         self.learning = Learning(RUN, self.blobs)
         model, server = self.learning.first()
         self.fleet = Fleet("watch", RUN.to_json(), 1, 0, 1, "running", model, server, ())
-        self.shared = rounds.first_shared(RUN)
+        self.shared = run_model.first_shared(RUN)
 
     def entry(self, name, **changes):
         update = Update(tensors=self.shared, weight=4.0, client=name).but(**changes)
@@ -159,7 +159,7 @@ def test_where_nothing_is_left_the_round_fails_and_says_who_spoiled_it(desk):
 def test_differences_that_add_up_to_a_negative_variance_end_at_zero():
     """Honest ones may, asynchronously: each began from another version."""
     run = Run(spec=RUN.spec, algorithm="fedavg", codec="fp16", buffers="aggregate")
-    shared = rounds.first_shared(run)
+    shared = run_model.first_shared(run)
     name = next(n for n in shared if n.endswith("running_var"))
     steps = {n: np.zeros_like(v) for n, v in shared.items()} | {name: np.full_like(shared[name], -2.0)}
     after, _ = rounds.close(run, shared, {}, [Update(tensors=steps, weight=1.0, client="a", kind="delta")])
@@ -173,7 +173,7 @@ def test_what_an_operator_bounds_otherwise_since_was_no_lie_when_it_came(desk, s
     """All were checked as they came: three updates, and the partial sum of a gateway that spoke for three."""
     known = replace(desk.learning, gateways={"noah": 3})
     three = [Update(tensors=desk.shared, weight=4.0, client=f"noah-{i}") for i in range(3)]
-    data = encode_partial_sum(partial_sum(desk.shared, three, "noah"), rounds.layout_of(RUN.spec))
+    data = encode_partial_sum(partial_sum(desk.shared, three, "noah"), run_model.layout_of(RUN.spec))
     noah = Counted("noah", 1, 0, bytes.fromhex(desk.blobs.put(data)))
     entries = [desk.entry("mia"), noah, desk.entry("olga"), desk.entry("paul")]
     before = known.fold(desk.fleet, entries)

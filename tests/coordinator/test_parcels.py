@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from talaria.errors import StateError
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.global_model import encode_compact, encode_model
 from talaria.federated.run import Run
 from talaria.model import masks
@@ -30,7 +30,7 @@ CHUNK = 1 << 16
 
 def version(number: int) -> bytes:
     """Models near each other."""
-    shared = {k: (v * np.float32(1 + number / 1000)).astype(v.dtype) for k, v in rounds.first_shared(RUN).items()}
+    shared = {k: (v * np.float32(1 + number / 1000)).astype(v.dtype) for k, v in run_model.first_shared(RUN).items()}
     return encode_model(shared, "fp16")
 
 
@@ -86,7 +86,7 @@ class Given:
 
 
 def mask(share: int = 2) -> bytes:
-    layout = rounds.layout_of(RUN.spec)
+    layout = run_model.layout_of(RUN.spec)
     return masks.pack(ChannelMask(layout, {g: tuple(range(n // share)) for g, n in layout.sizes.items()}))
 
 
@@ -182,7 +182,7 @@ def test_where_no_room_is_left_for_changes_the_part_goes_out_and_a_part_is_made_
 
 def test_a_model_goes_to_all_at_once_only_where_its_changes_are_no_less(given):
     rng = np.random.default_rng(0)
-    far = {k: rng.standard_normal(v.shape).astype(v.dtype) for k, v in rounds.first_shared(RUN).items()}
+    far = {k: rng.standard_normal(v.shape).astype(v.dtype) for k, v in run_model.first_shared(RUN).items()}
     assert given.parcels.to_all(version(0))
     given.publish(version(0))
     assert not given.parcels.to_all(version(1))

@@ -9,7 +9,7 @@ from memory_broker import Hub, Loop
 
 from talaria import tensors
 from talaria.errors import ConfigError, WireError
-from talaria.federated import global_model, rounds
+from talaria.federated import global_model, rounds, run_model
 from talaria.federated.run import Member, Run
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Samples
@@ -81,7 +81,7 @@ class Site:
     async def ask(self, wanted):
         """The site's partial sum of this round."""
         data = await asyncio.to_thread(self.above.ask, wanted)
-        how = {"schema": rounds.update_schema(RUN), "layout": rounds.layout_of(RUN.spec)}
+        how = {"schema": run_model.update_schema(RUN), "layout": run_model.layout_of(RUN.spec)}
         return decode_partial_sum(data, bounds=Bounds(clients=2), client="site", **how)
 
     async def told_of(self, event, **facts):

@@ -10,7 +10,7 @@ from memory_broker import Hub
 
 from talaria import tensors
 from talaria.errors import ConfigError
-from talaria.federated import global_model, rounds
+from talaria.federated import global_model, rounds, run_model
 from talaria.planning.plan import Plan
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig, load_config
@@ -33,7 +33,7 @@ path = "anna.npz"
 
 def test_a_planned_agent_learns_what_the_simulation_learns(house, run_all, a_run):
     one = house(a_run(rounds=2, codec="fp16"))
-    widths = {g: max(4, n // 3) for g, n in rounds.layout_of(one.run.spec).sizes.items()}
+    widths = {g: max(4, n // 3) for g, n in run_model.layout_of(one.run.spec).sizes.items()}
     plan = Plan(widths=widths, batch=5, accumulate=2, steps=3, codec="int8", model=one.run.spec.to_json())
     results = run_all(one.serve(), one.agent("anna", plan=plan), one.agent("bela"))
     simulated = one.simulated()
@@ -72,8 +72,10 @@ def test_a_plan_that_changed_while_the_device_was_off_holds_from_the_next_round_
             sent.append(learner.learn(round, digest)[0].update)
             learner.keeps()
             found = learner.finish(digest)
-        kept = sum((dict(plan.widths) if plan else {}).get(g, n) for g, n in rounds.layout_of(run.spec).sizes.items())
-        assert found["channels_kept"] == kept / sum(rounds.layout_of(run.spec).sizes.values())
+        kept = sum(
+            (dict(plan.widths) if plan else {}).get(g, n) for g, n in run_model.layout_of(run.spec).sizes.items()
+        )
+        assert found["channels_kept"] == kept / sum(run_model.layout_of(run.spec).sizes.values())
     assert len(sent[1]) < 0.8 * len(sent[0])
     assert abs(len(sent[2]) - len(sent[0])) < 0.1 * len(sent[0])
 

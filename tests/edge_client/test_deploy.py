@@ -8,7 +8,7 @@ import pytest
 
 from talaria.cli.main import main
 from talaria.errors import StateError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.planning.plan import Plan
 from talaria_edge.agent import agent as agents
 from talaria_edge.data import DeviceData
@@ -22,7 +22,7 @@ from talaria_export.bundle.bundle import open_bundle
 @pytest.fixture(scope="module")
 def bundles(learned, tmp_path_factory):
     """The bundles of the untrained and of the learned global model."""
-    from talaria.federated.rounds import template
+    from talaria.federated.run_model import template
     from talaria.model.state import load, state_of
 
     run, *models = learned
@@ -187,7 +187,7 @@ def test_a_device_that_stays_writes_its_bundle_once_the_disk_takes_it(
 def test_an_agent_tells_what_became_of_its_plan_and_its_bundle(house, run_all, motions, tmp_path, edge):
     one = house(names=("anna",))
     one.data["anna"] = DeviceData(motions(24, 0), motions(60, 100))
-    widths = dict.fromkeys(rounds.layout_of(one.run.spec).sizes, 1)
+    widths = dict.fromkeys(run_model.layout_of(one.run.spec).sizes, 1)
     plan = Plan(widths=widths, precision="fp16", accuracy_drop=0.02, model=one.run.spec.to_json())
     bundle = tmp_path / "me.talaria"
     _, result = run_all(
@@ -207,7 +207,7 @@ def test_an_agent_tells_what_became_of_its_plan_and_its_bundle(house, run_all, m
 def test_the_plan_is_held_to_the_accuracy_it_may_cost(finished, learned, motions):
     run, _, good = learned
     data = DeviceData(motions(24, 0), motions(60, 100))
-    tiny = Plan(widths=dict.fromkeys(rounds.layout_of(run.spec).sizes, 1), accuracy_drop=0.02)
+    tiny = Plan(widths=dict.fromkeys(run_model.layout_of(run.spec).sizes, 1), accuracy_drop=0.02)
     broken = finished(run, good, data, plan=tiny)["plan"]["accuracy"]
     assert broken["kept"] is False
     assert broken["drop"] == pytest.approx(broken["dense"] - broken["planned"])
@@ -226,5 +226,5 @@ def test_groups_that_an_algorithm_left_wider_than_planned_are_told(finished, lea
     gated = replace(run, algorithm="hermes", hparams={"threshold": 1.0, "cap": 0.5})
     plan = Plan(widths={"conv1": 8})
     found = finished(gated, rounds.start(gated)[0], plan=plan)["plan"]
-    assert found["wider_than_planned"] == {"conv1": [8, rounds.layout_of(run.spec).sizes["conv1"]]}
+    assert found["wider_than_planned"] == {"conv1": [8, run_model.layout_of(run.spec).sizes["conv1"]]}
     assert finished(run, good, plan=plan)["plan"]["wider_than_planned"] == {}

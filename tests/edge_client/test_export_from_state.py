@@ -7,7 +7,7 @@ import pytest
 
 from talaria.cli.main import main
 from talaria.errors import ModelError, StateError
-from talaria.federated.rounds import layout_of
+from talaria.federated.run_model import layout_of
 from talaria.planning.plan import Plan
 from talaria.training.loop import predict
 from talaria_export import Predictor

@@ -9,7 +9,7 @@ import pytest
 from memory_broker import Loop
 
 from talaria.bitmaps import indices_of
-from talaria.federated import global_model, rounds
+from talaria.federated import global_model, run_model
 from talaria.model import zoo
 from talaria.protocol.actions import SendChunks
 from talaria.protocol.transfer import chunk_frames, transfer_of
@@ -112,7 +112,7 @@ def test_a_global_model_that_begins_as_changes_do_is_declined(lied_to, a_run):
         liar.begin(run, changes.MAGIC + bytes(3000))
         liar.ask(1)
         assert isinstance(await liar.answer(1), m.Decline)
-        liar.begin(run, global_model.encode_model(rounds.first_shared(run)), version=1)
+        liar.begin(run, global_model.encode_model(run_model.first_shared(run)), version=1)
         liar.ask(2, version=1)
         assert isinstance(await liar.answer(2), m.Offer)
 
@@ -124,7 +124,7 @@ def test_chunks_too_small_for_the_update_are_declined(lied_to, a_run):
     run = a_run()
 
     async def story(liar):
-        liar.begin(run, global_model.encode_model(rounds.first_shared(run)), chunk=1)
+        liar.begin(run, global_model.encode_model(run_model.first_shared(run)), chunk=1)
         liar.ask(1)
         assert "more than 3600 chunks of 1" in (await liar.answer(1)).reason
 
@@ -139,7 +139,7 @@ def test_a_cost_of_privacy_that_is_none_is_declined(lied_to, a_run, cost):
     run = a_run()
 
     async def story(liar):
-        liar.begin(run, global_model.encode_model(rounds.first_shared(run)))
+        liar.begin(run, global_model.encode_model(run_model.first_shared(run)))
         liar.ask(1, privacy=cost)
         assert "cannot be read" in (await liar.answer(1)).reason
 
@@ -151,14 +151,14 @@ def test_a_training_that_takes_too_long_gives_way_to_another_run(lied_to, a_run)
     long, good = (a_run(recipe=Recipe(batch=8, epochs=epochs)) for epochs in (3000, 1))
 
     async def story(liar):
-        liar.begin(long, global_model.encode_model(rounds.first_shared(long)))
+        liar.begin(long, global_model.encode_model(run_model.first_shared(long)))
         liar.ask(1)
         serving = asyncio.create_task(liar.answer(1))
         while not liar.house.of("training"):
             await asyncio.sleep(0.02)
         serving.cancel()
         liar.epoch = 2
-        liar.begin(good, global_model.encode_model(rounds.first_shared(good)), version=1)
+        liar.begin(good, global_model.encode_model(run_model.first_shared(good)), version=1)
         liar.ask(2, version=1)
         assert isinstance(await liar.answer(2, seconds=8), m.Offer)
 
@@ -169,10 +169,10 @@ def test_a_model_of_another_form_than_the_samples_is_not_built(lied_to, a_run, m
     """It was looked through in the loop that hears and speaks, for minutes where its inputs are large."""
     run, built = a_run(), []
     other = replace(run, spec=replace(run.spec, input_shape=(6, 40)))
-    start = global_model.encode_model(rounds.first_shared(other))
+    start = global_model.encode_model(run_model.first_shared(other))
     monkeypatch.setattr(zoo, "build", built.append)
     monkeypatch.setattr(zoo, "surveyed", built.append)
-    rounds.template.cache_clear()
+    run_model.template.cache_clear()
 
     async def story(liar):
         liar.begin(other, start)

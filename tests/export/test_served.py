@@ -7,7 +7,7 @@ import pytest
 
 from talaria.errors import ModelError
 from talaria.federated import kit as kits
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member, Run
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -54,18 +54,18 @@ def test_its_bundle_is_whole_and_answers_as_torch_does(case, tmp_path):
     run = Run(spec=spec, algorithm=name, hparams=hparams, rounds=1, recipe=Recipe(epochs=1, batch=8), task=task)
     one = member(spec, task)
     if case == "pruned":
-        sizes = rounds.layout_of(spec).sizes
+        sizes = run_model.layout_of(spec).sizes
         one = replace(one, plan=Plan(widths={group: size // 2 for group, size in sizes.items()}))
-    shared = rounds.first_shared(run)
+    shared = run_model.first_shared(run)
     try:
         module = served_by(run, one, shared)
-        rounds.equip(run, kits.decode(kits.encode(kit_of(run))))
+        run_model.equip(run, kits.decode(kits.encode(kit_of(run))))
         served = served_by(run, one, shared)
-        dense = convert(rounds.unpruned(run), plain=True).SerializeToString()
+        dense = convert(run_model.unpruned(run), plain=True).SerializeToString()
     finally:
-        rounds._kits.clear()
-        rounds._adopted.clear()
-        rounds.update_schema.cache_clear()
+        run_model._kits.clear()
+        run_model._adopted.clear()
+        run_model.update_schema.cache_clear()
     assert isinstance(served, Served)
     path = tmp_path / "me.talaria"
     variants = ("fp32", "fp16") if case == "pruned" else ("fp32",)

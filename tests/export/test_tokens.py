@@ -13,7 +13,7 @@ import talaria
 from talaria.data import Federated
 from talaria.errors import DataError
 from talaria.federated import kit as kits
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member, Run
 from talaria.model import tokens, zoo
@@ -127,11 +127,11 @@ def test_a_device_without_torch_learns_them_from_a_kit_to_the_same_bytes(network
     run = Run(spec=spec, algorithm="fedper", rounds=1, recipe=recipe)
     own = told(standardize=False).clients["anna"]
     member = Member("anna", own.train, own.val, engine="onnx")
-    shared = rounds.first_shared(run)
+    shared = run_model.first_shared(run)
     made = kits.encode(kit_of(run))
     want, _ = rounds.participate(run, member, shared, None, 1)
     try:
-        rounds.equip(run, kits.decode(made))
+        run_model.equip(run, kits.decode(made))
         update, private = rounds.participate(run, member, shared, None, 1)
         served = rounds.personalize(run, member, shared, private)
         assert equal(update.tensors, want.tensors)
@@ -145,9 +145,9 @@ def test_a_device_without_torch_learns_them_from_a_kit_to_the_same_bytes(network
         with pytest.raises(DataError, match="a table of 40 entries"):
             predict(served, own.test.x + KINDS)
     finally:
-        rounds._kits.clear()
-        rounds._adopted.clear()
-        rounds.update_schema.cache_clear()
+        run_model._kits.clear()
+        run_model._adopted.clear()
+        run_model.update_schema.cache_clear()
 
 
 def test_a_token_that_no_embedding_knows_is_told_before_anything_is_learned() -> None:

@@ -32,7 +32,7 @@ import talaria
 from talaria.algorithms import ALGORITHMS
 from talaria.data import Federated
 from talaria.errors import ConfigError, WireError
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.flower import TalariaStrategy, client_app, records, server_app
 from talaria.flower.client import whose
 from talaria.flower.server import _ASKED, experiment_of
@@ -133,7 +133,7 @@ def test_a_plan_and_a_reply_that_does_not_come_leave_the_others_as_they_are() ->
     from talaria.planning.plan import Plan
 
     experiment = experiment_of({"algorithm": "fedper", "data": data, "rounds": 2})
-    groups = rounds.layout_of(experiment.run.spec).sizes
+    groups = run_model.layout_of(experiment.run.spec).sizes
     plan = Plan(widths={group: max(1, size // 2) for group, size in groups.items()})
     failed = iter([True])
 
@@ -146,7 +146,7 @@ def test_a_plan_and_a_reply_that_does_not_come_leave_the_others_as_they_are() ->
     assert [one.clients for one in strategy.history] == [("p0", "p1"), ("p0", "p1", "p2")]
     from talaria.model import masks
 
-    kept = masks.from_tensors(rounds.layout_of(experiment.run.spec), nodes.private(100))
+    kept = masks.from_tensors(run_model.layout_of(experiment.run.spec), nodes.private(100))
     assert {group: len(kept.kept[group]) for group in groups} == dict(plan.widths)
 
 
@@ -195,7 +195,7 @@ def test_a_round_in_which_too_few_fit_changes_nothing() -> None:
     experiment = experiment_of({"algorithm": "fedavg", "data": data, "rounds": 1})
     strategy = learn(experiment, nodes, 2)
     assert not strategy.history
-    assert equal(strategy.shared, rounds.first_shared(experiment.run))
+    assert equal(strategy.shared, run_model.first_shared(experiment.run))
 
 
 def lying(shape: str) -> Array:

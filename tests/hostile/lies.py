@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from talaria.aggregate import class_statistics
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.run import Run
 from talaria.model.masks import ChannelMask
 from talaria.tensors import Array, Tensors, is_float
@@ -82,7 +82,7 @@ def _of_variances(update: Update) -> Iterator[tuple[str, bytes]]:
 
 
 def _of_masks(run: Run, update: Update) -> Iterator[tuple[str, bytes]]:
-    layout = rounds.layout_of(run.spec)
+    layout = run_model.layout_of(run.spec)
     half = ChannelMask(layout, {g: tuple(range(0, n, 2)) for g, n in layout.sizes.items()})
     touched = any(name in layout.axes for name in update.tensors)
     if touched:

@@ -13,7 +13,7 @@ from pathlib import Path
 from limits import MEMORY_MIB, allowed
 from memory_broker import Hub, Loop
 
-from talaria.federated import global_model, rounds
+from talaria.federated import global_model, run_model
 from talaria.federated.run import Run
 from talaria.identity.credentials import Credentials
 from talaria.model.spec import ModelSpec
@@ -259,7 +259,7 @@ class Siege:
         if name in self.learned:
             return encode_update(self.learned[name].but(base_version=base_version), compress=False)
         shared = global_model.decode_model(RUN, model)
-        tensors = {n: shared[n] for n in rounds.update_schema(RUN)}
+        tensors = {n: shared[n] for n in run_model.update_schema(RUN)}
         return encode_update(
             Update(tensors=tensors, weight=8.0, client=name, base_version=base_version).but(**changes), compress=False
         )

@@ -12,7 +12,7 @@ from test_liars import run_of, samples
 from tolerance import roundings
 
 from talaria.aggregate.partial_sum import MaskClass, partial_sum
-from talaria.federated import global_model, rounds
+from talaria.federated import global_model, rounds, run_model
 from talaria.federated.run import Member
 from talaria.simulation.run import simulate
 from talaria.wire.codec import encode_update
@@ -42,7 +42,7 @@ def sum_of(name, client="bela"):
 
 
 def packed(partial):
-    return encode_partial_sum(partial, rounds.layout_of(run_of("fedavg", "in step").spec))
+    return encode_partial_sum(partial, run_model.layout_of(run_of("fedavg", "in step").spec))
 
 
 def with_a_site(siege, name):

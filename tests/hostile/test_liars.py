@@ -16,7 +16,7 @@ from lies import lies
 from siege import HONEST, LIARS, Mallory
 
 from talaria.algorithms import ALGORITHMS
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Member, Run
 from talaria.model.spec import ModelSpec
@@ -50,7 +50,7 @@ def samples(seed: int, count: int) -> Samples:
 def learned(name: str, mode: str) -> dict[str, Update]:
     """What the honest, and one who will lie, learn in the first round."""
     run = run_of(name, mode)
-    shared = rounds.first_shared(run)
+    shared = run_model.first_shared(run)
     found = {}
     for seed, who in enumerate((*HONEST, LIARS[0])):
         member = Member(who, samples(seed, 12), samples(seed + 9, 6))

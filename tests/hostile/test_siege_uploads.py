@@ -57,15 +57,15 @@ import pytest
 import torch
 from siege import RUN, Cost
 
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.model.masks import ChannelMask
 from talaria.types import Update
 from talaria.wire.codec import encode_update
 from talaria.wire.compression import MAGIC, zstd
 from talaria.wire.strict_safetensors import pack, unpack
 
-LAYOUT = rounds.layout_of(RUN.spec)
-SCHEMA = rounds.update_schema(RUN)
+LAYOUT = run_model.layout_of(RUN.spec)
+SCHEMA = run_model.update_schema(RUN)
 FIRST = next(name for name, spec in SCHEMA.items() if len(spec.shape) == 3)
 VECTOR = next(name for name, spec in SCHEMA.items() if len(spec.shape) == 1)
 

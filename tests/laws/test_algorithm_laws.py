@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from talaria.algorithms import ALGORITHMS, kind_of, load, name_of, options
 from talaria.errors import ConfigError, ModelError, TalariaError
-from talaria.federated import rounds
+from talaria.federated import device_task, rounds, run_model
 from talaria.federated.run import Member, Run
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -172,7 +172,7 @@ def test_inputs_stay_untouched(name: str, setting: str) -> None:
 def require_arrives(run: Run, shared: Tensors, update: Update, how: str = "raw") -> None:
     """What a coordinator asks of the update's bytes when they arrive."""
     data = codec.encode_update(update, how)
-    schema, layout = codec.schema_of(rounds.first_shared(run)), rounds.layout_of(run.spec)
+    schema, layout = codec.schema_of(run_model.first_shared(run)), run_model.layout_of(run.spec)
     rounds.require_update(run, shared, codec.decode_update(data, schema=schema, layout=layout, client=update.client))
 
 
@@ -200,11 +200,11 @@ def test_nor_is_what_it_learns_from_little_or_sends_in_short(
     name: str, changes: dict[str, object], count: int, classes: int
 ) -> None:
     run = replace(run_of(name, "plain"), **changes)
-    shared, private = rounds.first_shared(run), None
+    shared, private = run_model.first_shared(run), None
     who = member("anna", 0, count=count, classes=classes)
     for number in (1, 2):
         update, private = rounds.participate(run, who, shared, private, number)
-        require_arrives(run, shared, update, rounds.codec_of(run, who))
+        require_arrives(run, shared, update, device_task.codec_of(run, who))
 
 
 @pytest.mark.parametrize(("name", "setting"), CASES)
@@ -234,7 +234,7 @@ def test_no_private_tensor_is_in_the_bytes(name: str, setting: str) -> None:
 @pytest.mark.parametrize(("name", "setting"), CASES)
 def test_an_update_survives_the_wire(name: str, setting: str) -> None:
     done = learned(name, setting)
-    layout, schema = rounds.layout_of(done.run.spec), codec.schema_of(done.before)
+    layout, schema = run_model.layout_of(done.run.spec), codec.schema_of(done.before)
     for update in done.updates:
         back = codec.decode_update(codec.encode_update(update), schema=schema, layout=layout)
         assert equal(back.tensors, update.tensors)
@@ -271,7 +271,7 @@ def test_a_device_may_join_late(name: str) -> None:
     done = learned(name, "plain")
     late = member("zoe", 77)
     update, private = rounds.participate(done.run, late, done.shared, None, 3)
-    shared, server = done.shared, rounds.algorithm_of(done.run).aggregator.init(done.shared)
+    shared, server = done.shared, run_model.algorithm_of(done.run).aggregator.init(done.shared)
     shared, _ = rounds.close(done.run, shared, server, [update])
     assert np.isfinite(predict(rounds.personalize(done.run, late, shared, private), late.val.x)).all()
 
@@ -371,7 +371,9 @@ def test_smoothed_labels_are_learned_from(name: str) -> None:
     run = run_of(name, "plain")
     run = replace(run, hparams={**run.hparams, **FEW.get(name, {})})
     smoothed = replace(run, recipe=run.recipe.but(smoothing=0.3))
-    one, two = (rounds.participate(of, member("anna", 0), rounds.first_shared(of), None, 1) for of in (run, smoothed))
+    one, two = (
+        rounds.participate(of, member("anna", 0), run_model.first_shared(of), None, 1) for of in (run, smoothed)
+    )
     assert not equal(one[0].tensors, two[0].tensors) or not equal(one[1], two[1])
 
 
@@ -393,12 +395,12 @@ def test_what_the_recipe_freezes_stays_in_the_rounds_and_where_a_model_is_served
     recipe = run.recipe.but(freeze=freeze, weight_decay=0.1)
     whole = {"threshold": 1.0} if name == "hermes" else {}
     run = replace(run, recipe=recipe, hparams={**FEW.get(name, {}), **hparams, **whole})
-    who, shared = replace(member("anna", 0), engine=engine), rounds.first_shared(run)
+    who, shared = replace(member("anna", 0), engine=engine), run_model.first_shared(run)
     update, private = rounds.participate(run, who, shared, None, 1)
-    first = state_of(rounds.template(run.spec))
+    first = state_of(run_model.template(run.spec))
     sent = update.tensors if update.kind == "value" else {k: shared[k] + v for k, v in update.tensors.items()}
     served = [state_of(rounds.personalize(run, who, shared, own)) for own in (private, None)]
-    still = [key for key in rounds.split_of(run).parameters("body", "head") if key.startswith(freeze)]
+    still = [key for key in run_model.split_of(run).parameters("body", "head") if key.startswith(freeze)]
     assert still
     for state in (sent, private, *served):
         there = {key.removeprefix("personal/").removeprefix("own/"): value for key, value in state.items()}
@@ -439,4 +441,4 @@ def test_a_head_that_does_not_exist_is_refused(name: str) -> None:
     from talaria.model.split import split_model
 
     with pytest.raises(ModelError, match="nosuchhead"):
-        load(name).init(rounds.template(SPEC), split_model(rounds.template(SPEC), head="nosuchhead"))
+        load(name).init(run_model.template(SPEC), split_model(run_model.template(SPEC), head="nosuchhead"))

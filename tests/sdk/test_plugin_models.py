@@ -12,7 +12,7 @@ from torch import nn
 import talaria
 from talaria.data import Federated, load, options_of
 from talaria.errors import ConfigError, DataError, ModelError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.run import Run
 from talaria.model import answers, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -58,7 +58,7 @@ def test_its_head_is_found_or_named() -> None:
     with pytest.raises(ModelError, match="its last layer must be Linear and give classes=3, but '0' gives 8"):
         zoo.head(ModelSpec("mypkg.nets:headless", (4,), 3))
     with pytest.raises(ModelError, match="head='tail' names no layer"):
-        rounds.split_of(run_of(ModelSpec("mypkg.nets:plain", (4,), 3, head="tail")))
+        run_model.split_of(run_of(ModelSpec("mypkg.nets:plain", (4,), 3, head="tail")))
 
 
 def test_a_head_that_is_made_first_is_found_where_it_answers() -> None:
@@ -243,7 +243,7 @@ def test_a_network_that_does_not_answer_as_a_model_is_refused_before_it_learns(
     net: str, shape: tuple[int, ...], says: str
 ) -> None:
     with pytest.raises(ModelError, match=says):
-        rounds.first_shared(run_of(ModelSpec(f"mypkg.nets:{net}", shape, 3)))
+        run_model.first_shared(run_of(ModelSpec(f"mypkg.nets:{net}", shape, 3)))
 
 
 def test_a_recurrent_network_is_surveyed_without_a_word() -> None:
@@ -282,7 +282,7 @@ class LongGRU(nn.Module):
 def test_it_learns(algorithm: str) -> None:
     data = load("mypkg.sets:rings", clients=3)
     done = simulate(run_of(PLAIN, algorithm), members_of(data.clients))
-    assert not equal(done.shared, rounds.first_shared(done.run))
+    assert not equal(done.shared, run_model.first_shared(done.run))
     assert ("2.weight" in done.shared) == (algorithm == "fedavg")
 
 
@@ -320,7 +320,7 @@ def test_a_module_of_this_process_learns_from_its_own_weights() -> None:
     assert equal(state_of(zoo.build(spec)), state_of(own))
     data = load("mypkg.sets:rings")
     done = simulate(run_of(spec), members_of(data.clients))
-    assert not equal(done.shared, rounds.first_shared(done.run))
+    assert not equal(done.shared, run_model.first_shared(done.run))
     with torch.no_grad():
         own[0].weight.zero_()
     assert not equal(state_of(zoo.build(spec)), state_of(own)), "it was copied"

@@ -17,7 +17,7 @@ from talaria.algorithms.fedavg import FedAvg
 from talaria.algorithms.sharing import update
 from talaria.data import Client, Federated
 from talaria.errors import ConfigError, DataError, ModelError
-from talaria.federated import rounds
+from talaria.federated import device_task, rounds, run_model
 from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member
 from talaria.model.state import state_of
@@ -273,7 +273,7 @@ def test_the_gradient_that_ffgg_sends_is_that_of_the_tasks_loss(engine: Any) -> 
     first, _ = rounds.start(found.run)
     sent = []
     for one in members_of(made("regression").clients).values():
-        task = rounds.task_of(found.run, one, 1, None)
+        task = device_task.task_of(found.run, one, 1, None)
         state = engines.calibrate(task, state_of(task.model))
         sent.append(engines.gradient(task, state, only=task.split.of("body")))
     mean = {key: first[key] - sum(one[key] for one in sent) / len(sent) for key in first}
@@ -303,7 +303,7 @@ class Bending(Module):
 def test_the_exact_form_of_perfedavg_bends_with_the_tasks_loss(task: str, theirs: Any, engine: Any) -> None:
     data = made(task)
     run = talaria.simulate("perfedavg", data, Bending(), rounds=1, options={"form": "exact"}).run
-    one = rounds.task_of(run, members_of(data.clients, engine=engine)["anna"], 1, None)
+    one = device_task.task_of(run, members_of(data.clients, engine=engine)["anna"], 1, None)
     x, y = one.train.x[:9], one.train.y[:9]
     walk = engines.walk(one, state_of(one.model), one.recipe)
     weights, draws = walk.weights, np.random.default_rng(1)
@@ -523,7 +523,7 @@ def test_a_device_with_a_kit_serves_numbers_in_their_own_units() -> None:
     served = {}
     for engine in ("torch", "onnx"):
         if engine == "onnx":
-            rounds.equip(base, kit_of(base))
+            run_model.equip(base, kit_of(base))
         member = Member("carl", one.train, one.val, engine=engine)
         _, private = rounds.participate(base, member, shared, None, 1)
         served[engine] = rounds.personalize(base, member, shared, private)

@@ -12,8 +12,8 @@ from talaria import tasks, tensors
 from talaria.algorithms import ALGORITHMS
 from talaria.errors import ConfigError
 from talaria.federated import global_model
-from talaria.federated.rounds import layout_of
 from talaria.federated.run import Member, Run
+from talaria.federated.run_model import layout_of
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
 from talaria.simulation.run import simulate

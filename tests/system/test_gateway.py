@@ -13,7 +13,7 @@ from tolerance import roundings
 from talaria import tensors
 from talaria.aggregate.partial_sum import partial_sum
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.run import Member
 from talaria.planning.plan import Plan
 from talaria_coordinator.cli.orders import given
@@ -155,7 +155,7 @@ retry_s = 0.3
 
 def test_a_site_learns_with_the_fleet_above_as_its_devices_would(fleet, a_run, command):
     run = a_run("hermes", threshold=0.0)
-    sizes = rounds.layout_of(run.spec).sizes
+    sizes = run_model.layout_of(run.spec).sizes
     one = WithSite(fleet, run, {"carl": {g: max(8, n // 2) for g, n in sizes.items()}})
     one.begin()
     one.finish()

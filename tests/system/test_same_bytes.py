@@ -5,7 +5,7 @@ import json
 import pytest
 
 from talaria import tensors
-from talaria.federated.rounds import layout_of
+from talaria.federated.run_model import layout_of
 
 RUNS = {"fedavg": {}, "fedper": {}, "hermes": {"threshold": 0.0}}
 

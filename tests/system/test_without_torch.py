@@ -15,7 +15,7 @@ from torchless import TORCHLESS, torchless
 
 from talaria import tensors
 from talaria.federated import plan_compat
-from talaria.federated.rounds import layout_of
+from talaria.federated.run_model import layout_of
 from talaria.model.state import state_of
 from talaria_coordinator.cli.orders import given
 from talaria_coordinator.config.fleet import load_config

@@ -27,6 +27,8 @@ INSTRUMENTED = [
     *(
         "talaria.wire",
         "talaria.protocol",
+        "talaria.federated.run_model",
+        "talaria.federated.device_task",
         "talaria.federated.rounds",
         "talaria.foreign",
         "talaria.model.spec",

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from talaria import tensors
 from talaria.errors import StateError
-from talaria.federated import global_model, rounds, warm_start
+from talaria.federated import device_task, global_model, rounds, warm_start
 from talaria.federated.run import Member, Run
 from talaria.tensors import Tensors
 from talaria.types import Update
@@ -161,7 +161,7 @@ class Retelling:
         if own is not None and own.of != run.identity:
             private, before = warm_start.private_of(run, member, shared, own.tensors).tensors, replace(own, before=None)
         update, moved = rounds.participate(run, member, shared, private, round)
-        data = codec.encode_update(update, rounds.codec_of(run, member))
+        data = codec.encode_update(update, device_task.codec_of(run, member))
         return data, Own(moved, run.identity, run.follows, before)
 
 

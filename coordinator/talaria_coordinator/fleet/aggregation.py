@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.partial_sum import PartialSum, partial_sum, require_summable
 from talaria.errors import AggregationError, ConfigError, StateError, TalariaError, WireError
-from talaria.federated import global_model, rounds, warm_start
+from talaria.federated import global_model, rounds, run_model, warm_start
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Run
@@ -69,7 +69,7 @@ class Learning:
     @cached_property
     def dense(self) -> int:
         """Bytes of an update that sends every shared value as it is."""
-        specs = rounds.update_schema(self.run).values()
+        specs = run_model.update_schema(self.run).values()
         return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
     def first(self) -> tuple[str, str]:
@@ -168,7 +168,7 @@ class Learning:
         return found
 
     def _opened(self, data: bytes, device: str, most: int | None, size: int) -> Update | PartialSum:
-        schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
+        schema, layout = run_model.update_schema(self.run), run_model.layout_of(self.run.spec)
         limits = codec.Limits(total=size)
         if is_partial_sum(data) != (most is not None):
             raise WireError(
@@ -245,7 +245,7 @@ class Learning:
             return partial_sum(shared, self._updates(entries, shared), client)
 
         total, kept, left = self._of_most(counted, shared, added)
-        return Total(encode_partial_sum(total, rounds.layout_of(self.run.spec)), kept, left)
+        return Total(encode_partial_sum(total, run_model.layout_of(self.run.spec)), kept, left)
 
     def _of_most(
         self, counted: Sequence[Counted], shared: Tensors, folded: Callable[[Sequence[Counted]], T]

@@ -9,12 +9,12 @@ from pathlib import Path
 import talaria
 from talaria import durable
 from talaria.errors import StateError
-from talaria.federated import blueprint, make_blueprint, rounds
+from talaria.federated import blueprint, make_blueprint, run_model
 from talaria.federated.run import Run
 
 
 def prepare(run: Run, state: Path) -> None:
-    """Let :mod:`talaria.federated.rounds` know the run's model, from ``blueprint`` in the state folder or, the first
+    """Let :mod:`talaria.federated.run_model` know the run's model, from ``blueprint`` in the state folder or, the first
     time, from a process that makes it; where this one has imported torch already, for a model of its own or a rule
     that trains, it is that process. Several threads then ask for what one has worked out.
 
@@ -35,7 +35,7 @@ def prepare(run: Run, state: Path) -> None:
     except OSError as error:
         raise StateError(f"fleet: cannot read {path}: {error.strerror}; mend its rights") from None
     # Its tensors are needed once, if at all: they are read again instead of kept.
-    rounds.adopt(run, blueprint.Blueprint(known.schema, known.layout, known.split, lambda: read().first()))
+    run_model.adopt(run, blueprint.Blueprint(known.schema, known.layout, known.split, lambda: read().first()))
 
 
 def beside(state: Path, what: str, run: Run) -> Path:

@@ -12,8 +12,8 @@ from hashlib import sha256
 from talaria import time
 from talaria.errors import ModelError, StateError, TalariaError
 from talaria.federated.global_model import encode_compact
-from talaria.federated.rounds import algorithm_of
 from talaria.federated.run import Run
+from talaria.federated.run_model import algorithm_of
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.kits import KitOffer

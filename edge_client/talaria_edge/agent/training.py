@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from talaria.errors import AggregationError, ConfigError, DataError, ModelError, StateError, TalariaError, WireError
-from talaria.federated import rounds, warm_start
+from talaria.federated import device_task, rounds, run_model, warm_start
 from talaria.federated.global_model import decode_held
 from talaria.federated.kit import open_kit
 from talaria.federated.run import Member, Run
@@ -60,7 +60,7 @@ class Learner:
         """Raises :class:`~talaria.errors.ConfigError` where the kit that the configuration names is of another run, and
         where torch is to learn and is not there."""
         if self.config.kit is not None:
-            rounds.equip(self.run, open_kit(self.config.kit))
+            run_model.equip(self.run, open_kit(self.config.kit))
         elif self.config.engine != "onnx" and not has_torch():
             raise ConfigError(
                 f"device: engine={self.config.engine!r} learns with torch, which is not installed here; leave [device] "
@@ -129,7 +129,7 @@ class Learner:
         update, moved = rounds.participate(self.run, member, shared, own, round)
         if samples.told:
             update = replace(update, metrics={**update.metrics, **samples.told})
-        data = codec.encode_update(update, rounds.codec_of(self.run, member))
+        data = codec.encode_update(update, device_task.codec_of(self.run, member))
         self._require_sound(shared, data)
         return data, moved, dict(update.metrics)
 
@@ -138,7 +138,7 @@ class Learner:
         from talaria.federated.private_rule import coordinates_of
         from talaria.privacy.rule import contribution
 
-        schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
+        schema, layout = run_model.update_schema(self.run), run_model.layout_of(self.run.spec)
         sent = codec.decode_update(update, schema=schema, layout=layout, client=self.config.device)
         return contribution(self._held(model_digest)[0], coordinates_of(self.run), terms, sent)
 
@@ -164,7 +164,7 @@ class Learner:
     def _require_sound(self, shared: Tensors, data: bytes) -> None:
         """Nothing leaves that the coordinator would refuse, and shut this device out for: training that went astray,
         on a global model that a liar spoiled, costs a round and not the place in the fleet (:class:`Diverged`)."""
-        schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
+        schema, layout = run_model.update_schema(self.run), run_model.layout_of(self.run.spec)
         try:
             sent = codec.decode_update(data, schema=schema, layout=layout, client=self.config.device)
             rounds.require_update(self.run, shared, sent)
@@ -186,7 +186,7 @@ class Learner:
         return Member(own.device, data.train, data.val, own.plan, own.engine, unlabelled=data.unlabelled)
 
     def _data(self) -> DeviceData:
-        spec, parts = self.run.spec, rounds.named_inputs(self.run)
+        spec, parts = self.run.spec, run_model.named_inputs(self.run)
         return checked(self.config.source.load(), spec.input_shape, spec.classes, self.run.task, parts)
 
     def _held(self, model_digest: bytes) -> tuple[Tensors, ChannelMask | None]:
@@ -208,7 +208,7 @@ class Learner:
         """What a device with these private tensors needs of the global model. Raises :class:`Narrow`."""
         shared, kept = self._held(model_digest)
         if kept is not None:
-            need = rounds.mask_under(self.run, self.config.plan, own)
+            need = device_task.mask_under(self.run, self.config.plan, own)
             if need is None or not need.within(kept):
                 raise Narrow("the part of the global model on flash lacks channels that this device keeps")
         return shared
@@ -235,8 +235,8 @@ class Learner:
                 return b""  # also where it will prune; nothing is built here of a model that its samples may not fit
             found: list[ChannelMask | None] = [warm_start.mask_now(self.run, plan, own.tensors) for own in sure]
             if plan is not None and not found:
-                rounds.require_plan(self.run, plan)
-                found = [rounds.mask_under(self.run, plan, None)]
+                device_task.require_plan(self.run, plan)
+                found = [device_task.mask_under(self.run, plan, None)]
         except TalariaError as error:
             logger.info("%s: which channels it keeps is not known yet: %s", self.config.device, error)
             return b""
@@ -291,13 +291,13 @@ class Learner:
         found |= self._kept(model)
         accuracy = None if plan is None else plan["accuracy"]
         spare = VARIANT_DROP if accuracy is None else min(VARIANT_DROP, accuracy["left"])
-        dense = rounds.unpruned(self.run) if isinstance(model, Served) else None
+        dense = run_model.unpruned(self.run) if isinstance(model, Served) else None
         candidate = Candidate(model, self.run.spec, _named(state), card, spare, self.run.task, dense)
         return found | ({} if plan is None else {"plan": plan}) | deploy(self.config, candidate, data)
 
     def _kept(self, model: Model) -> dict[str, float]:
         """The share of the model's channels that this device kept; nothing where it cannot be told."""
-        layout = rounds.layout_of(self.run.spec)
+        layout = run_model.layout_of(self.run.spec)
         try:
             kept = widths_of(layout, state_of(model))
         except ModelError:  # an algorithm may serve a network of its own
@@ -310,7 +310,7 @@ class Learner:
         plan = member.plan
         if plan is None:
             return None
-        layout = rounds.layout_of(self.run.spec)
+        layout = run_model.layout_of(self.run.spec)
         try:
             kept = widths_of(layout, state_of(model))
         except ModelError as error:  # an algorithm may serve a network of its own
@@ -333,7 +333,7 @@ class Learner:
             return AccuracyCheck(0.0, 0.0, allowed, 0).to_json()
         planned = dense = evaluate(model, member.val, task=self.run.task).accuracy
         if pruned:
-            whole = replace(member.plan or Plan(), widths=dict(rounds.layout_of(self.run.spec).sizes))
+            whole = replace(member.plan or Plan(), widths=dict(run_model.layout_of(self.run.spec).sizes))
             twin = rounds.personalize(self.run, replace(member, plan=whole), shared, None)
             dense = evaluate(twin, member.val, task=self.run.task).accuracy
         return AccuracyCheck(planned, dense, allowed, len(member.val)).to_json()
@@ -344,7 +344,7 @@ def equipped(store: DeviceStore, run: Run) -> bool:
     if not store.kit_path.exists():
         return False
     try:
-        rounds.equip(run, open_kit(store.kit_path))
+        run_model.equip(run, open_kit(store.kit_path))
     except TalariaError as error:
         logger.info("the kit on flash is not used: %s", error)
         return False

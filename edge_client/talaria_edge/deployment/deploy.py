@@ -14,7 +14,7 @@ from typing import Any
 
 from talaria import tasks
 from talaria.errors import BundleError, DataError, StateError
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model, Served
@@ -160,7 +160,7 @@ def dense_file(spec: ModelSpec) -> bytes:
     """The unpruned model as torch exports it: what latency is compared with."""
     from talaria_export.convert.onnx import export_onnx
 
-    return export_onnx(rounds.template(spec), zoo.example(spec), plain=True)
+    return export_onnx(run_model.template(spec), zoo.example(spec), plain=True)
 
 
 def _plain(dense: Served) -> bytes:

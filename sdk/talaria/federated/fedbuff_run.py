@@ -18,8 +18,9 @@ from talaria.aggregate.masked import MaskedMean
 from talaria.aggregate.validation import check_count, check_range
 from talaria.aggregate.wrappers import chain
 from talaria.errors import ConfigError
-from talaria.federated.rounds import algorithm_of, rule_of
+from talaria.federated.rounds import rule_of
 from talaria.federated.run import Run
+from talaria.federated.run_model import algorithm_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from talaria.aggregate.validation import RESERVED, is_reserved
-from talaria.federated import rounds
+from talaria.federated import run_model
 from talaria.federated.run import Run
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
@@ -27,7 +27,7 @@ def decode_model(run: Run, data: bytes) -> Tensors:
     else and for values that are not finite.
     """
     entries, _ = strict_safetensors.unpack(data, most=MOST)
-    known = rounds.update_schema(run)
+    known = run_model.update_schema(run)
     written = [name for name in entries if is_reserved(name) and name not in known]
     extra = {name: TensorSpec(entries[name].shape, entries[name].dtype) for name in written}
     return codec.decode_tensors(data, schema={**known, **extra})
@@ -36,14 +36,14 @@ def decode_model(run: Run, data: bytes) -> Tensors:
 def encode_compact(run: Run, data: bytes, mask: bytes) -> bytes:
     """What of the global model ``data`` a device needs that keeps ``mask`` (as :func:`talaria.model.masks.pack` writes
     it). Raises :class:`~talaria.errors.ModelError` where that is no mask of the run's model."""
-    return compact.compacted(data, masks.unpack(rounds.layout_of(run.spec), mask))
+    return compact.compacted(data, masks.unpack(run_model.layout_of(run.spec), mask))
 
 
 def decode_held(run: Run, data: bytes) -> tuple[Tensors, ChannelMask | None]:
     """The dense shared state in ``data``, which may be compact, and the mask that it is compact to, if it is: beyond
     the mask all is zero. Raises as :func:`decode_model`."""
-    known = rounds.update_schema(run)
-    found = compact.opened(data, known, rounds.layout_of(run.spec), RESERVED)
+    known = run_model.update_schema(run)
+    found = compact.opened(data, known, run_model.layout_of(run.spec), RESERVED)
     if found is None:
         return decode_model(run, data), None
     zeros = {name: np.zeros(spec.shape, spec.dtype) for name, spec in known.items()}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from talaria.federated import own_process, rounds
+from talaria.federated import own_process, run_model
 from talaria.federated.blueprint import encode
 from talaria.federated.run import Run
 
@@ -21,7 +21,7 @@ def made(run_json: str) -> bytes:
 
 def here(run: Run) -> bytes:
     """The file of a run, made in this process; raises as :func:`made`."""
-    return encode(rounds.first_shared(run), rounds.layout_of(run.spec), rounds.split_of(run))
+    return encode(run_model.first_shared(run), run_model.layout_of(run.spec), run_model.split_of(run))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from talaria import tasks
 from talaria.errors import ConfigError
+from talaria.federated import device_task, own_process, run_model
 from talaria.federated import kit as kits
-from talaria.federated import own_process, rounds
 from talaria.federated.kit import Kit
 from talaria.federated.run import Run
 from talaria.model import masks, zoo
@@ -60,7 +60,7 @@ class _Noting(ProgramEngine):
 def kit_of(run: Run) -> Kit:
     """The kit of a run. Raises :class:`~talaria.errors.ConfigError` where its algorithm cannot be trained by programs,
     and :class:`~talaria.errors.ModelError` for a layer that no program can hold."""
-    rounds.require_engine(run, "onnx")
+    device_task.require_engine(run, "onnx")
     maker = Maker(run.spec)
     try:
         _gone_through(run, _Noting(run.spec, maker))
@@ -68,12 +68,12 @@ def kit_of(run: Run) -> Kit:
         raise _needs_torch(run, f"its device half looks into the torch module ({str(why)[:100]})") from why
     others = {model_name(spec): _given(other, state_of(other.first())) for spec, other in maker.others.items()}
     source = _given(maker, {}, others)
-    state, shared = state_of(rounds.template(run.spec)), rounds.first_shared(run)
+    state, shared = state_of(run_model.template(run.spec)), run_model.first_shared(run)
     schema = schema_of(state | {name: value for name, value in shared.items() if name not in state})
     private = {name: value for name, value in state.items() if name not in shared}
     return Kit(
-        run.identity, schema, tuple(shared), private, rounds.first_scores(run), rounds.layout_of(run.spec),
-        rounds.split_of(run), source, anatomy(run.spec).layers,
+        run.identity, schema, tuple(shared), private, run_model.first_scores(run), run_model.layout_of(run.spec),
+        run_model.split_of(run), source, anatomy(run.spec).layers,
     )  # fmt: skip
 
 
@@ -109,8 +109,12 @@ def _needs_torch(run: Run, why: str) -> ConfigError:
 def _gone_through(run: Run, engine: ProgramEngine) -> None:
     """A first round, another one, and what is served: of a device that took part and of one that never did, with few
     samples for its batch and with several batches."""
-    algorithm, state, split = rounds.algorithm_of(run), state_of(rounds.template(run.spec)), rounds.split_of(run)
-    shared, recipe = rounds.first_shared(run), run.recipe
+    algorithm, state, split = (
+        run_model.algorithm_of(run),
+        state_of(run_model.template(run.spec)),
+        run_model.split_of(run),
+    )
+    shared, recipe = run_model.first_shared(run), run.recipe
     answer = cast(tuple[int, ...], engine.source.forward().graph.outputs[0].shape[1:])  # no mask narrows it
 
     def narrow(task: Task, mask: ChannelMask | None) -> tuple[Task, Tensors]:
@@ -123,7 +127,7 @@ def _gone_through(run: Run, engine: ProgramEngine) -> None:
         task = Task(
             Weights(state), split, samples, samples, how, run.spec.classes, seed=run.seed, engine=engine, goal=goal
         )  # fmt: skip
-        task, compact = narrow(task, rounds.layout_of(run.spec).full() if algorithm.card.prunes else None)
+        task, compact = narrow(task, run_model.layout_of(run.spec).full() if algorithm.card.prunes else None)
         _, private = algorithm.init(Weights(state), split)
         algorithm.personal(task.but(newcomer=True), compact, private)
         for newcomer in (True, False):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.run import Run
 from talaria.privacy.accounting import noise_for
 from talaria.privacy.coordinates import Coordinates
@@ -27,7 +27,7 @@ def require_private(run: Run, privacy: Privacy) -> None:
             f"privacy: metrics={list(privacy.metrics)} and secure=false: each update tells its own anyhow; leave "
             "metrics out"
         )
-    if rounds.algorithm_of(run).card.shares == "nothing":
+    if run_model.algorithm_of(run).card.shares == "nothing":
         raise ConfigError(
             f"privacy: {run.algorithm} shares nothing, so that there is nothing to hide; leave privacy out"
         )
@@ -57,4 +57,4 @@ def private_rule(run: Run, rule: Aggregator | None, privacy: Privacy | None, see
 
 def coordinates_of(run: Run) -> Coordinates:
     """What the updates of a run hold, as device and coordinator of a secure round must agree on it."""
-    return Coordinates.of_schema(rounds.update_schema(run), rounds.layout_of(run.spec))
+    return Coordinates.of_schema(run_model.update_schema(run), run_model.layout_of(run.spec))

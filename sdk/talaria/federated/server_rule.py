@@ -18,7 +18,7 @@ from talaria.aggregate.distill import Distilled
 from talaria.aggregate.fedbuff import least
 from talaria.aggregate.masked import MaskedMean
 from talaria.errors import ConfigError, DataError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.fedbuff_run import Buffering, buffered
 from talaria.federated.run import Run
 from talaria.options import taken_apart
@@ -89,15 +89,15 @@ def _akt(run: Run, options: Mapping[str, Any]) -> Aggregator:
     options = _AKT.read("aggregator 'akt'", options)
     if tasks.of(run.task).name != tasks.CLASSIFICATION:
         raise ConfigError(f"aggregator 'akt' compares class probabilities; task={run.task!r} has none: leave it out")
-    own = rounds.algorithm_of(run).aggregator
+    own = run_model.algorithm_of(run).aggregator
     if isinstance(own, MaskedMean) and (own.mode, own.min_holders) != ("holders", 1):
         raise ConfigError(
             f"aggregator 'akt' moves all of the model, but {run.algorithm} with mode={own.mode!r} and min_holders="
             f"{own.min_holders} leaves alone what few devices keep; set mode='holders' and min_holders=1, or leave the "
             "rule out"
         )
-    model = rounds.template(run.spec)
-    foreign = sorted(set(rounds.first_shared(run)) - set(model.state_dict()))
+    model = run_model.template(run.spec)
+    foreign = sorted(set(run_model.first_shared(run)) - set(model.state_dict()))
     if isinstance(own, PooledStatistics) or foreign:
         raise ConfigError(
             f"aggregator 'akt' teaches the weights of one model, but {run.algorithm} shares more than that "

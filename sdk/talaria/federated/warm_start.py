@@ -12,7 +12,7 @@ import numpy as np
 
 from talaria.aggregate.validation import is_reserved
 from talaria.errors import ConfigError, ModelError
-from talaria.federated import rounds, targets
+from talaria.federated import device_task, run_model, targets
 from talaria.federated.run import MOST_BEFORE, Member, Run
 from talaria.model import masks
 from talaria.model.importance import choose
@@ -67,9 +67,9 @@ def carried(old: Run, new: Run, shared: Tensors) -> Carried:
     """What ``new`` begins from, given the last ``shared`` tensors of ``old``.
 
     Raises :class:`~talaria.errors.ConfigError`, naming tensor and shapes, where one of the body does not fit."""
-    first = rounds.first_shared(new)
+    first = run_model.first_shared(new)
     found = _fitted(first, {name: value for name, value in shared.items() if name in first or not is_reserved(name)})
-    body = {*rounds.split_of(new).of("body")}
+    body = {*run_model.split_of(new).of("body")}
     lost = [name for name in (*found.fresh, *found.grown) if name in body]
     if lost:
         there = shared[lost[0]].shape if lost[0] in shared else "not there"
@@ -88,10 +88,10 @@ def carried(old: Run, new: Run, shared: Tensors) -> Carried:
 def private_of(run: Run, member: Member, shared: Tensors, old: Tensors) -> Carried:
     """A device's private state in ``run``, given that of a run which it follows and the global model."""
     sizes = {group: len(bits) for group, bits in under(old, masks.PREFIX).items()}
-    same = sizes == dict(rounds.layout_of(run.spec).sizes)
+    same = sizes == dict(run_model.layout_of(run.spec).sizes)
     kept = {name: value for name, value in old.items() if same and name.startswith(masks.PREFIX)}
     scale = {name: value for name, value in old.items() if name.startswith(targets.PREFIX)}
-    found = _fitted(rounds.begun_private(run, member, shared, kept), rounds.own_of(old))
+    found = _fitted(device_task.begun_private(run, member, shared, kept), device_task.own_of(old))
     return replace(found, tensors={**kept, **found.tensors, **scale})
 
 
@@ -104,12 +104,12 @@ def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> T
     old, new = mask_before(run, private), mask_now(run, member.plan, private)
     if old == new:
         return private
-    own = rounds.own_of(private)
+    own = device_task.own_of(private)
     kept = masks.as_tensors(new)
-    dense = rounds.begun_private(run, member, shared, masks.as_tensors(new.layout.full()))
+    dense = device_task.begun_private(run, member, shared, masks.as_tensors(new.layout.full()))
     moved = {
         name: _moved(name, own.get(name), old, new, dense.get(name), value)
-        for name, value in rounds.begun_private(run, member, shared, kept).items()
+        for name, value in device_task.begun_private(run, member, shared, kept).items()
     }
     left = feedback.within(under(private, feedback.PREFIX), old, new, shared)
     scale = {name: value for name, value in private.items() if name.startswith(targets.PREFIX)}
@@ -118,7 +118,7 @@ def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> T
 
 def mask_before(run: Run, private: Tensors) -> ChannelMask:
     """The mask under which a device's private state was kept, whatever its plan is by now."""
-    return rounds.mask_under(run, None, private) or rounds.layout_of(run.spec).full()
+    return device_task.mask_under(run, None, private) or run_model.layout_of(run.spec).full()
 
 
 def mask_now(run: Run, plan: Plan | None, private: Tensors) -> ChannelMask:
@@ -129,14 +129,14 @@ def mask_now(run: Run, plan: Plan | None, private: Tensors) -> ChannelMask:
     Raises :class:`~talaria.errors.ConfigError` where the run cannot keep to the plan."""
     old = mask_before(run, private)
     full, whole = old.layout.full(), old.layout.sizes
-    if rounds.algorithm_of(run).card.prunes:
+    if run_model.algorithm_of(run).card.prunes:
         return old
     if plan is not None:
-        rounds.require_plan(run, plan)
+        device_task.require_plan(run, plan)
     wanted = whole if plan is None else {**whole, **plan.widths}
     if all(len(old.kept[group]) == min(width, whole[group]) for group, width in wanted.items()):
         return old
-    scores = {group: np.array(score) for group, score in rounds.first_scores(run).items()}
+    scores = {group: np.array(score) for group, score in run_model.first_scores(run).items()}
     for group, score in scores.items():
         score[list(old.kept[group])] += np.ptp(score) + 1
     return choose(scores, full, widths=wanted, block=1)

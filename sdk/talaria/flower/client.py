@@ -14,7 +14,7 @@ from talaria.data import registry
 from talaria.data.client import Client
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError, DataError, TalariaError, some_of
-from talaria.federated import plan_compat, rounds
+from talaria.federated import plan_compat, rounds, run_model
 from talaria.federated.run import Engine, Member, Run
 from talaria.flower import records
 from talaria.flower.settings import nested
@@ -119,7 +119,7 @@ class _Node:
         arrays = message.content.array_records.get(records.MODEL)
         if arrays is None:
             raise ConfigError(f"flower: the message has no record {records.MODEL!r}; use TalariaStrategy")
-        return run, records.model_of(arrays, rounds.update_schema(run)), number
+        return run, records.model_of(arrays, run_model.update_schema(run)), number
 
     def _member(self, name: str, client: Client) -> Member:
         plan = self.plans.get(name) if isinstance(self.plans, Mapping) else self.plans

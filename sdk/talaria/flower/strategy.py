@@ -11,7 +11,7 @@ from logging import getLogger
 from talaria import tasks, valid
 from talaria.aggregate.base import Aggregator
 from talaria.errors import AggregationError, ConfigError, DataError, TalariaError, WireError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.run import Run
 from talaria.federated.server_rule import least_of
 from talaria.flower import records
@@ -97,7 +97,7 @@ class TalariaStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """The global model and the run to the nodes whose turn it is."""
-        self.shared = records.model_of(arrays, rounds.update_schema(self.run))
+        self.shared = records.model_of(arrays, run_model.update_schema(self.run))
         there = self._known(grid)
         asked = rounds.cohort(self.run, server_round, list(there))
         _log.info("configure_train: %d of %d nodes", len(asked), len(there))
@@ -226,7 +226,7 @@ class TalariaStrategy(Strategy):
 
     def _updates(self, number: int, frames: list[tuple[str, bytes]], counted: list[Update]) -> Iterator[Update]:
         """The updates that fit, decoded one at a time; ``counted`` gets each without its tensors."""
-        schema, layout = rounds.update_schema(self.run), rounds.layout_of(self.run.spec)
+        schema, layout = run_model.update_schema(self.run), run_model.layout_of(self.run.spec)
         for name, frame in frames:
             try:
                 update = codec.decode_update(frame, schema=schema, layout=layout, client=name)

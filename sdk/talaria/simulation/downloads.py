@@ -2,7 +2,7 @@
 
 import math
 
-from talaria.federated import rounds
+from talaria.federated import device_task, run_model
 from talaria.federated.global_model import encode_model
 from talaria.federated.run import Member, Run
 from talaria.model.masks import ChannelMask, key_of
@@ -21,7 +21,7 @@ class Downloads:
         """Bytes of the file that ``member`` downloads of the dense global model ``shared``, before a round that it
         takes part in, or the ``last``: then a device whose plan bounds what accuracy it may cost needs all of it."""
         plan = member.plan
-        mask = rounds.mask_of(self._run, member, private)
+        mask = device_task.mask_of(self._run, member, private)
         if last and plan is not None and plan.accuracy_drop is not None:
             mask = None
         key = len(shared), key_of(mask)  # an aggregator may write tensors of its own beside
@@ -36,5 +36,5 @@ class Downloads:
 
 def whole(run: Run) -> int:
     """Bytes of every shared value as it is: what one model or update of ``run`` has where nothing is spared."""
-    specs = rounds.update_schema(run).values()
+    specs = run_model.update_schema(run).values()
     return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)

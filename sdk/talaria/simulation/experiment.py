@@ -21,10 +21,12 @@ from talaria.data.client import Client
 from talaria.data.federated import Federated
 from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError, DataError, StateError
+from talaria.federated.device_task import require_engine
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule
-from talaria.federated.rounds import check_over, require_engine, split_of
+from talaria.federated.rounds import check_over
 from talaria.federated.run import ENGINES, Engine, Member, Run, require_device
+from talaria.federated.run_model import split_of
 from talaria.federated.server_rule import located, require_enough, rule_named
 from talaria.foreign import shown
 from talaria.model import several, tokens, zoo

@@ -12,7 +12,7 @@ import numpy as np
 
 from talaria.data.client import Client
 from talaria.errors import ConfigError, ModelError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.plan_compat import recipe_under
 from talaria.federated.run import ENGINES, Engine, Member, Run
 from talaria.planning.plan import Plan
@@ -42,7 +42,7 @@ def pick(run: Run, clients: Mapping[str, Client], plans: Mapping[str, Plan]) -> 
     batch = recipe_under(run.recipe, plans.get(name)).batch
     train = client.train.take(np.arange(min(len(client.train), _STEPS * batch)))
     members = {engine: Member(name, train, client.val, plans.get(name), engine) for engine in ENGINES}
-    shared = rounds.first_shared(short)
+    shared = run_model.first_shared(short)
     try:
         for member in members.values():  # what is made once is made here
             rounds.participate(short, member, shared, None, 1)

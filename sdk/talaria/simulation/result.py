@@ -17,7 +17,7 @@ from torch.nn import Module
 from talaria import tasks, valid
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import device_task, run_model
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.global_model import encode_model
 from talaria.federated.run import Run
@@ -187,8 +187,8 @@ class Result:
         learned = self.learned
         if client not in learned.members:
             raise ConfigError(f"client={client!r} is no member; choose one of {', '.join(list(learned.members)[:8])}")
-        mask = rounds.mask_of(learned.run, learned.members[client], learned.private.get(client))
-        parameters = rounds.template(learned.run.spec).named_parameters()
+        mask = device_task.mask_of(learned.run, learned.members[client], learned.private.get(client))
+        parameters = run_model.template(learned.run.spec).named_parameters()
         return sum(math.prod(compact_shape(name, parameter.shape, mask)) for name, parameter in parameters)
 
     def _arrivals(self, buffering: Buffering) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _page(result: Result, beside: Mapping[str, Result]) -> dict[str, Any]:
         if other.asked["fingerprint"] != result.asked["fingerprint"] or other.run.task != run.task:
             raise ConfigError(f"report: beside[{name!r}] learned from other data; simulate it with the same")
     everyone = {"personal": result, **beside}
-    whole = sum(value.numel() for value in rounds.template(run.spec).parameters())
+    whole = sum(value.numel() for value in run_model.template(run.spec).parameters())
     users: dict[str, Any] = {
         name: {
             "accuracy": {method: one.clients[name].accuracy for method, one in everyone.items()},

@@ -10,7 +10,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.data.client import Client
 from talaria.data.federated import Federated
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import device_task, rounds
 from talaria.federated.fedbuff_run import Buffering, buffered
 from talaria.federated.run import Engine, Member, Run
 from talaria.model.masks import ChannelMask
@@ -61,7 +61,7 @@ class Learned:
     @property
     def masks(self) -> dict[str, ChannelMask]:
         """The mask that each member ended with, where it has one."""
-        found = {name: rounds.mask_of(self.run, one, self.private.get(name)) for name, one in self.members.items()}
+        found = {name: device_task.mask_of(self.run, one, self.private.get(name)) for name, one in self.members.items()}
         return {name: mask for name, mask in found.items() if mask is not None}
 
     def personal(self, member: Member, round: int | None = None) -> Module:

@@ -8,7 +8,7 @@ from typing import Any
 from talaria.aggregate.base import Aggregator
 from talaria.aggregate.robust.bucketing import repeatable
 from talaria.errors import ConfigError, WireError
-from talaria.federated import rounds
+from talaria.federated import device_task, rounds, run_model
 from talaria.federated.run import Member, Run
 from talaria.simulation.downloads import Downloads
 from talaria.simulation.workers import Crew
@@ -91,7 +91,7 @@ class Fleet:
         member, private = self.members[client], self.private.get(client)
         down = self._downloads.size(shared, member, private)
         update, self.private[client] = rounds.participate(self.run, member, shared, private, base_version + 1)
-        how = rounds.codec_of(self.run, member)
+        how = device_task.codec_of(self.run, member)
         frame = codec.encode_update(update, how)
         self.sent[client] += len(frame)
         return Arrived(client, base_version, update if how == "raw" else frame, update.metrics, len(frame), down)
@@ -141,8 +141,8 @@ class Fleet:
                 yield one
 
     def _decoded(self, arrived: Iterable[Arrived]) -> Iterator[Update]:
-        schema = rounds.update_schema(self.run)
-        layout = rounds.layout_of(self.run.spec)
+        schema = run_model.update_schema(self.run)
+        layout = run_model.layout_of(self.run.spec)
         for one in arrived:
             try:
                 if isinstance(one.update, bytes):
@@ -159,7 +159,7 @@ def trained(
 ) -> tuple[bytes, Mapping[str, float], Tensors]:
     """A device's round: its update as it travels, the metrics in it, and its private state after."""
     update, private = rounds.participate(run, member, shared, private, round)
-    return codec.encode_update(update, rounds.codec_of(run, member)), update.metrics, private
+    return codec.encode_update(update, device_task.codec_of(run, member)), update.metrics, private
 
 
 def means_of(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

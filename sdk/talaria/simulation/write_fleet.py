@@ -32,7 +32,7 @@ from talaria import algorithms, tasks, valid
 from talaria.config import write_toml
 from talaria.data import Client, Federated
 from talaria.errors import ConfigError, DataError, so_that_it_can_be_written
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Engine, Run
 from talaria.foreign import shown
@@ -137,7 +137,7 @@ def write_fleet(folder: Path, written: Written) -> None:
     begin, and :class:`DataError` where its agent would refuse its samples.
     """
     rounds.require_travels(written.run)
-    rounds.first_shared(written.run)  # which refuses a run that no fleet could begin
+    run_model.first_shared(written.run)  # which refuses a run that no fleet could begin
     if written.privacy is not None and written.privacy.secure:
         raise ConfigError(
             "--write-fleet: devices of secure rounds know each other by keys, which the folder has none of; leave "

@@ -19,7 +19,7 @@ from talaria.algorithms.hermes import Hermes
 from talaria.algorithms.hermes.own_values import assembled
 from talaria.algorithms.hermes.subnetwork import narrowed, next_widths, pruned_share
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import device_task, rounds, run_model
 from talaria.federated.private_rule import require_private
 from talaria.federated.run import Member, Run
 from talaria.model import masks, zoo
@@ -92,7 +92,7 @@ def test_the_schedule_of_the_card() -> None:
 def test_a_plan_sets_the_cap_of_each_group() -> None:
     planned = member("a", 1, Plan(widths={"conv1": 8, "conv4": 40}))
     _, private, _ = learn(run(step=0.9), [planned], 3)
-    mask = masks.from_tensors(rounds.layout_of(SPEC), private["a"])
+    mask = masks.from_tensors(run_model.layout_of(SPEC), private["a"])
     assert {g: len(k) for g, k in mask.kept.items()} == {"conv1": 8, "conv2": 32, "conv3": 64, "conv4": 40}
 
 
@@ -259,7 +259,7 @@ def test_the_overlap_is_that_of_pairs() -> None:
 def test_scores_are_taken_in_slices_no_larger_than_a_step_of_training() -> None:
     """All training samples at once would take memory that a planned device has not got."""
     config, m = run(), member("a", 1)
-    task = rounds.task_of(config, m, 1, rounds.layout_of(SPEC).full())
+    task = device_task.task_of(config, m, 1, run_model.layout_of(SPEC).full())
     seen = []
     task.model.register_forward_hook(
         lambda _module, x, _out: seen.append(len(x[0])) if torch.is_grad_enabled() else None
@@ -332,7 +332,7 @@ def test_an_intersection_without_a_common_channel_stops_nobody() -> None:
             update, private[m.client] = rounds.participate(config, m, shared, private.get(m.client), number)
             updates.append(update)
         held = set(updates[0].mask.kept["conv2"]) & set(updates[1].mask.kept["conv2"])
-        layout = rounds.layout_of(SPEC)
+        layout = run_model.layout_of(SPEC)
         kept = {g: tuple(range(n)) for g, n in layout.sizes.items()}
         kept["conv2"] = tuple(sorted(set(kept["conv2"]) - held)) or (0,)
         mask = ChannelMask(layout, kept)
@@ -349,7 +349,7 @@ def test_an_intersection_without_a_common_channel_stops_nobody() -> None:
 
 
 def _gathered(shared: Tensors, private: Tensors) -> Tensors:
-    return masks.gather(shared, masks.from_tensors(rounds.layout_of(SPEC), private))
+    return masks.gather(shared, masks.from_tensors(run_model.layout_of(SPEC), private))
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])

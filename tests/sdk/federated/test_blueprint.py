@@ -9,7 +9,7 @@ import pytest
 
 from talaria import plugins
 from talaria.errors import ConfigError, StateError
-from talaria.federated import blueprint, make_blueprint, own_process, rounds
+from talaria.federated import blueprint, make_blueprint, own_process, rounds, run_model
 from talaria.federated.run import Run
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.tensors import equal
@@ -27,11 +27,11 @@ RUNS = {
 def test_a_file_holds_what_torch_says(name):
     run = RUNS[name]
     found = blueprint.decode(make_blueprint.here(run))
-    assert list(found.schema) == list(rounds.first_shared(run))
-    assert dict(found.schema) == dict(rounds.update_schema(run))
-    assert found.layout == rounds.layout_of(run.spec)
-    assert found.split == rounds.split_of(run)
-    assert equal(found.first(), rounds.first_shared(run))
+    assert list(found.schema) == list(run_model.first_shared(run))
+    assert dict(found.schema) == dict(run_model.update_schema(run))
+    assert found.layout == run_model.layout_of(run.spec)
+    assert found.split == run_model.split_of(run)
+    assert equal(found.first(), run_model.first_shared(run))
 
 
 def test_a_process_of_its_own_gives_the_same_bytes():
@@ -47,16 +47,16 @@ def test_ctrl_c_in_a_terminal_is_for_who_asks_and_not_for_the_process(tmp_path, 
 
 def test_a_process_that_has_adopted_it_asks_torch_no_more(monkeypatch):
     run = replace(RUNS["fedper"], rounds=7)
-    monkeypatch.setattr(rounds, "_adopted", {})
+    monkeypatch.setattr(run_model, "_adopted", {})
     known = blueprint.decode(make_blueprint.here(run))
-    rounds.adopt(run, known)
-    monkeypatch.setattr(rounds, "template", None)
+    run_model.adopt(run, known)
+    monkeypatch.setattr(run_model, "template", None)
     shared, server = rounds.start(run)
     assert equal(shared, known.first())
     assert server == {}
-    assert rounds.update_schema(run) is known.schema
-    assert rounds.layout_of(run.spec) is known.layout
-    assert rounds.split_of(run) is known.split
+    assert run_model.update_schema(run) is known.schema
+    assert run_model.layout_of(run.spec) is known.layout
+    assert run_model.split_of(run) is known.split
 
 
 def test_models_of_ones_own_are_found_where_this_process_finds_them(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ import pytest
 
 from talaria.algorithms import ALGORITHMS
 from talaria.errors import ConfigError, StateError, TalariaError, TooLarge, WireError
+from talaria.federated import device_task, rounds, run_model
 from talaria.federated import kit as kits
-from talaria.federated import rounds
 from talaria.federated.kit import made
 from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member, Run
@@ -38,11 +38,11 @@ def file():
 @pytest.fixture
 def equipped(file):
     """This process has the kit of the run for one test."""
-    rounds.equip(RUN, kits.decode(file))
+    run_model.equip(RUN, kits.decode(file))
     yield
-    rounds._kits.clear()
-    rounds._adopted.clear()
-    rounds.update_schema.cache_clear()
+    run_model._kits.clear()
+    run_model._adopted.clear()
+    run_model.update_schema.cache_clear()
 
 
 def member(count=30, shape=RUN.spec.input_shape, **changes):
@@ -60,7 +60,7 @@ def whole_round(one, shared):
 
 
 FEW_STEPS, IN_SLICES = Plan(batch=4, steps=1), Plan(accumulate=2)
-HALF = Plan(widths={group: max(8, size // 2) for group, size in rounds.layout_of(RUN.spec).sizes.items()})
+HALF = Plan(widths={group: max(8, size // 2) for group, size in run_model.layout_of(RUN.spec).sizes.items()})
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ HALF = Plan(widths={group: max(8, size // 2) for group, size in rounds.layout_of
     ids=["whole", "half", "few", "single", "one-step", "slices"],
 )
 def test_what_is_learned_from_a_kit_is_what_is_learned_with_torch_beside(file, one):
-    shared = rounds.first_shared(RUN)
+    shared = run_model.first_shared(RUN)
     here = whole_round(one, shared)
-    rounds.equip(RUN, kits.decode(file))
+    run_model.equip(RUN, kits.decode(file))
     try:
         there = whole_round(one, shared)
     finally:
-        rounds._kits.clear()
-        rounds._adopted.clear()
-        rounds.update_schema.cache_clear()
+        run_model._kits.clear()
+        run_model._adopted.clear()
+        run_model.update_schema.cache_clear()
     assert equal(here[0].tensors, there[0].tensors)
     assert equal(here[1], there[1])
     for module, served in zip(here[2:], there[2:], strict=True):
@@ -104,9 +104,9 @@ def test_equal_runs_give_equal_files_in_any_process(file):
 def test_what_is_downloaded_anyhow_is_not_in_it(name):
     """A kit has no values of what travels: the weights of a model were most of the file."""
     run = replace(RUN, algorithm=name)
-    weights = sum(value.nbytes for value in state_of(rounds.template(run.spec)).values())
+    weights = sum(value.nbytes for value in state_of(run_model.template(run.spec)).values())
     kit = kit_of(run)
-    assert not {*kit.state} & {*rounds.first_shared(run)}
+    assert not {*kit.state} & {*run_model.first_shared(run)}
     assert len(kits.encode(kit)) < sum(map(len, kit.source.files.values())) / 2 + weights / 8
     with pytest.raises(ConfigError, match="no run can begin here"):
         kit.blueprint.first()
@@ -114,7 +114,7 @@ def test_what_is_downloaded_anyhow_is_not_in_it(name):
 
 def test_a_kit_of_another_run_is_refused(file):
     with pytest.raises(ConfigError, match="another run"):
-        rounds.equip(replace(RUN, seed=1), kits.decode(file))
+        run_model.equip(replace(RUN, seed=1), kits.decode(file))
 
 
 CASES = [
@@ -132,16 +132,16 @@ CASES = [
 def test_every_algorithm_learns_and_serves_from_a_kit_what_it_does_where_torch_is(name, spec, hparams):
     """A round, another, what is served to a member and to a newcomer: the same bytes, and the same answers."""
     run = replace(RUN, algorithm=name, hparams=hparams, spec=spec)
-    one, ends, shared = member(shape=spec.input_shape), [], rounds.first_shared(run)
+    one, ends, shared = member(shape=spec.input_shape), [], run_model.first_shared(run)
     for kit in (None, kits.decode(kits.encode(kit_of(run)))):
         if kit is not None:
-            rounds.equip(run, kit)
+            run_model.equip(run, kit)
         _, before = rounds.participate(run, one, shared, None, 1)
         update, private = rounds.participate(run, one, shared, before, 2)
         ends.append((update, private, *(rounds.personalize(run, one, shared, own) for own in (private, None))))
-    rounds._kits.clear()
-    rounds._adopted.clear()
-    rounds.update_schema.cache_clear()
+    run_model._kits.clear()
+    run_model._adopted.clear()
+    run_model.update_schema.cache_clear()
     here, there = ends
     assert equal(here[0].tensors, there[0].tensors)
     assert here[0].mask == there[0].mask
@@ -160,11 +160,11 @@ def test_a_class_for_each_step_is_learned_from_a_kit(name, equipped):
     run = replace(RUN, algorithm=name, hparams=hparams, spec=spec, task="per_step")
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((30, 3, 16)).astype(np.float32), rng.integers(-1, 3, (30, 16))
-    samples, shared, ends = Samples.of(x, y, run.task), rounds.first_shared(run), []
+    samples, shared, ends = Samples.of(x, y, run.task), run_model.first_shared(run), []
     one = Member("anna", samples, samples, engine="onnx")
     for kit in (None, kits.decode(kits.encode(kit_of(run)))):
         if kit is not None:
-            rounds.equip(run, kit)
+            run_model.equip(run, kit)
         update, private = rounds.participate(run, one, shared, None, 1)
         ends.append((update, private, rounds.personalize(run, one, shared, private)))
     (here, kept, module), (there, learned, served) = ends
@@ -303,5 +303,5 @@ def test_a_file_that_is_no_graph_is_refused(file):
 
 
 def test_a_device_with_a_kit_has_the_whole_models_mask_too(equipped):
-    mask = rounds.mask_of(RUN, member(plan=HALF), None)
+    mask = device_task.mask_of(RUN, member(plan=HALF), None)
     assert {group: len(kept) for group, kept in mask.kept.items()} == dict(HALF.widths)

@@ -12,8 +12,8 @@ from torch import nn
 from torchless import TORCHLESS
 
 from talaria.errors import BudgetError, ConfigError, StateError
+from talaria.federated import device_task, own_plan, plan_compat, rounds, run_model
 from talaria.federated import kit as kits
-from talaria.federated import own_plan, plan_compat, rounds
 from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member, Run
 from talaria.model import zoo
@@ -64,7 +64,7 @@ def test_the_widest_model_that_keeps_the_budget_is_planned(kit, cost, limits):
     assert made.widths or name in ("bundle_mb", "upload_mb")
     assert made.predicted[name] <= limit * 1.0001
     assert made.accuracy_drop == 0.02
-    rounds.require_plan(RUN, made)
+    device_task.require_plan(RUN, made)
     search = own_plan._Search(RUN, kit, kit.anatomy, Budget(**limits), cost)
     wider = {g: min(n, whole(kit, made)[g] + 8) for g, n in kit.layout.sizes.items()}
     assert wider == whole(kit, made) or not search.keeps(wider, codec=made.codec)
@@ -103,7 +103,7 @@ def test_a_device_learns_under_the_plan_that_it_made_of_a_model_with_groups():
     draws = np.random.default_rng(0)
     samples = Samples(draws.standard_normal((24, 6, 32), np.float32), draws.integers(0, 3, 24))
     shared, _ = rounds.start(run)
-    rounds.equip(run, kit)
+    run_model.equip(run, kit)
     member = Member("anna", samples, samples, plan=made, engine="onnx")
     update, _ = rounds.participate(run, member, shared, None, 1)
     assert update.tensors["last.weight"].shape == (made.widths["last"], 32, 3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from talaria import tensors
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import device_task, rounds
 from talaria.federated.plan_compat import codec_under, recipe_under
 from talaria.federated.run import Member, Run
 from talaria.model.spec import AdapterSpec, ModelSpec
@@ -57,7 +57,7 @@ def test_a_plan_never_takes_more_steps_than_it_has_room_for(
 
 
 def test_batch_and_steps_of_the_plan_are_what_trains() -> None:
-    one = rounds.task_of(RUN, member(Plan(batch=4, accumulate=2, steps=3)), 1, None).recipe
+    one = device_task.task_of(RUN, member(Plan(batch=4, accumulate=2, steps=3)), 1, None).recipe
     assert (one.batch, one.accumulate, steps_of(one, 18)) == (4, 2, 3)
     shared, _ = rounds.start(RUN)
     planned, _ = rounds.participate(RUN, member(Plan(batch=4, steps=3)), shared, None, 1)
@@ -67,7 +67,7 @@ def test_batch_and_steps_of_the_plan_are_what_trains() -> None:
 
 
 def test_widths_are_kept_exactly_as_planned() -> None:
-    mask = rounds.mask_of(RUN, member(Plan(widths={"conv1": 12, "conv2": 20})), None)
+    mask = device_task.mask_of(RUN, member(Plan(widths={"conv1": 12, "conv2": 20})), None)
     assert mask is not None
     assert {g: len(mask.kept[g]) for g in ("conv1", "conv2")} == {"conv1": 12, "conv2": 20}
 
@@ -97,7 +97,7 @@ def test_each_device_sends_by_its_own_codec_where_that_is_smaller() -> None:
 def test_what_the_run_cannot_give_is_refused_by_name(plan: Plan, said: str) -> None:
     run = replace(RUN, codec="raw")
     with pytest.raises(ConfigError, match=said):
-        rounds.require_plan(run, plan)
+        device_task.require_plan(run, plan)
     shared, _ = rounds.start(run)
     with pytest.raises(ConfigError, match=said):
         rounds.participate(run, member(plan), shared, None, 1)
@@ -107,14 +107,14 @@ def test_a_plan_for_adapters_fits_the_run_that_has_them() -> None:
     adapted = replace(SPEC, adapters=AdapterSpec("lowrank", 4))
     plan = Plan(adapter="lowrank", rank=4, trained=("adapters", "head"), model=adapted.to_json())
     run = replace(RUN, spec=replace(adapted, seed=9), algorithm="heart_pfl", hparams={"trains": "adapters"})
-    rounds.require_plan(run, plan)
-    rounds.require_plan(run, Plan(widths={"conv1.base": 16}))
+    device_task.require_plan(run, plan)
+    device_task.require_plan(run, Plan(widths={"conv1.base": 16}))
     with pytest.raises(ConfigError, match=r"widths name head, but the run's model has conv1"):
-        rounds.require_plan(run, Plan(widths={"head": 1}))
+        device_task.require_plan(run, Plan(widths={"head": 1}))
     with pytest.raises(ConfigError, match=r"sends .conv1\.base\.weight"):
-        rounds.require_plan(replace(run, algorithm="fedavg", hparams={}), plan)
+        device_task.require_plan(replace(run, algorithm="fedavg", hparams={}), plan)
     with pytest.raises(ConfigError, match="'lowrank', 8"):
-        rounds.require_plan(run, Plan(adapter="lowrank", rank=8))
+        device_task.require_plan(run, Plan(adapter="lowrank", rank=8))
 
 
 def test_a_plan_is_read_from_what_the_planner_prints_and_back() -> None:

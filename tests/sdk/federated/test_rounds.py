@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import device_task, rounds, run_model
 from talaria.federated.run import Member, Run
 from talaria.model import masks, zoo
 from talaria.model.spec import ModelSpec
@@ -42,9 +42,9 @@ def test_a_run_travels_as_text_and_comes_back_equal() -> None:
 def test_what_is_worked_out_of_a_run_is_that_of_its_equals_alone() -> None:
     """fedper shares the body, fedavg the head too; a whole number for a fraction is the same run."""
     run = replace(RUN, algorithm="fedprox", hparams={"mu": 1.0})
-    assert rounds.update_schema(Run.from_json(run.to_json())) is rounds.update_schema(run)
-    assert rounds.update_schema(replace(run, hparams={"mu": 1})) is rounds.update_schema(run)
-    assert set(rounds.update_schema(replace(RUN, algorithm="fedper"))) < set(rounds.update_schema(run))
+    assert run_model.update_schema(Run.from_json(run.to_json())) is run_model.update_schema(run)
+    assert run_model.update_schema(replace(run, hparams={"mu": 1})) is run_model.update_schema(run)
+    assert set(run_model.update_schema(replace(RUN, algorithm="fedper"))) < set(run_model.update_schema(run))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"spec": 3}', RUN.to_json()[:-1] + ',"extra":1}'])
@@ -102,7 +102,7 @@ def test_a_plan_makes_the_device_small_from_its_first_round() -> None:
     update, private = rounds.participate(RUN, planned, shared, None, 1)
     assert update.tensors["conv1.weight"].shape[0] == 8
     assert update.tensors["conv3.weight"].shape[0] == 16
-    kept = masks.from_tensors(rounds.layout_of(SPEC), private)
+    kept = masks.from_tensors(run_model.layout_of(SPEC), private)
     assert (len(kept.kept["conv1"]), len(kept.kept["conv2"])) == (8, 64)
     later, _ = rounds.participate(RUN, planned, shared, private, 2)
     assert later.mask == update.mask
@@ -129,7 +129,7 @@ def test_the_personal_model_is_in_eval_mode_and_nobodys_scratch() -> None:
     shared, _ = rounds.start(RUN)
     model = rounds.personalize(RUN, member("a"), shared, None)
     assert not model.training
-    assert model is not rounds.template(SPEC)
+    assert model is not run_model.template(SPEC)
     assert not any(p.requires_grad for p in model.parameters())
 
 
@@ -144,14 +144,14 @@ def test_what_trains_lies_in_the_layout_that_is_fast_and_what_is_served_in_the_p
         rounds=1,
     )
     samples = Samples.of(np.zeros((2, 3, 32, 32)), np.arange(2))
-    task = rounds.task_of(run, Member("anna", samples, samples), 1, None)
+    task = device_task.task_of(run, Member("anna", samples, samples), 1, None)
     large = [p for p in task.model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
     assert large
     assert all(p.is_contiguous() == wide for p in large)
     state = state_of(task.model)
     assert all(v.flags.c_contiguous for v in state.values())
     assert all(p.is_contiguous() for p in loop.served(task, state).parameters())
-    assert all(p.is_contiguous() for p in rounds.template(run.spec).parameters()), "the template is not touched"
+    assert all(p.is_contiguous() for p in run_model.template(run.spec).parameters()), "the template is not touched"
 
 
 def test_an_algorithm_that_prunes_refuses_a_network_without_channels_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_tuned_newcomer_takes_batchnorm_anew_from_unlabelled_inputs_where_tuni
     assert not equal(beside, alone)
     if "tune" not in hparams:
         known = [few.train, few.val] if hparams.get("tune_on") == "all" else [few.train]
-        task = rounds.task_of(run, replace(few, engine="torch"), run.rounds, None)
+        task = device_task.task_of(run, replace(few, engine="torch"), run.rounds, None)
         anew = loop.calibrate(task, alone, Samples.joined([*known, samples(2)]))
         named = {k: v for k, v in beside.items() if k in anew}
         weights = [key for key in anew if "running" not in key and "batches" not in key]

@@ -7,7 +7,7 @@ import pytest
 
 from talaria.algorithms import ALGORITHMS
 from talaria.errors import ConfigError
-from talaria.federated import rounds, warm_start
+from talaria.federated import device_task, rounds, run_model, warm_start
 from talaria.federated.run import Member, Run
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
@@ -30,7 +30,7 @@ def changed(tensors):
 def test_the_body_goes_on_and_a_head_grows_by_its_first_rows():
     old = run_of()
     new = warm_start.following(old, replace(old, spec=replace(SPEC, classes=4)))
-    shared, first = changed(rounds.first_shared(old)), rounds.first_shared(new)
+    shared, first = changed(run_model.first_shared(old)), run_model.first_shared(new)
     found = warm_start.carried(old, new, shared)
     assert found.grown == ("head.weight", "head.bias")
     assert not found.fresh
@@ -42,12 +42,12 @@ def test_the_body_goes_on_and_a_head_grows_by_its_first_rows():
 def test_adapters_may_be_new_and_what_was_private_is_carried_by_name():
     old = run_of("fedper")
     new = warm_start.following(old, replace(old, spec=replace(SPEC, adapters=AdapterSpec("residual", rank=2))))
-    shared = changed(rounds.first_shared(old))
+    shared = changed(run_model.first_shared(old))
     body = warm_start.carried(old, new, shared).tensors
     assert np.array_equal(body["conv1.base.weight"], shared["conv1.weight"])
     samples = Samples(np.zeros((6, 6, 32), np.float32), np.arange(6) % 3)
     member = Member("anna", samples, samples)
-    _, private = rounds.participate(old, member, rounds.first_shared(old), None, 1)
+    _, private = rounds.participate(old, member, run_model.first_shared(old), None, 1)
     found = warm_start.private_of(new, member, body, private)
     assert np.array_equal(found.tensors["head.weight"], private["head.weight"])
     assert found.fresh
@@ -66,7 +66,7 @@ def test_who_sits_out_a_run_that_follows_is_served_its_model(name, engine):
     new = warm_start.following(old, replace(old, spec=replace(spec, classes=4)))
     draw = np.random.default_rng(0)
     samples = Samples(draw.standard_normal((12, 8)).astype(np.float32), np.arange(12) % 3)
-    member, shared = Member("anna", samples, samples, engine=engine), rounds.first_shared(old)
+    member, shared = Member("anna", samples, samples, engine=engine), run_model.first_shared(old)
     _, private = rounds.participate(old, member, shared, None, 1)
     body = warm_start.carried(old, new, shared).tensors
     carried = warm_start.private_of(new, member, body, private)
@@ -90,13 +90,13 @@ def test_what_has_nothing_to_carry_is_refused_by_its_field(changes, said):
 
 def test_a_body_that_does_not_fit_is_refused_by_the_tensor():
     old = run_of()
-    shared = dict(rounds.first_shared(old))
-    name = rounds.split_of(old).body[0]
+    shared = dict(run_model.first_shared(old))
+    name = run_model.split_of(old).body[0]
     shared[name] = shared[name][:-1]
     with pytest.raises(ConfigError, match=rf"next: {name} of the body is \(.*\) in the last model and"):
         warm_start.carried(old, old, shared)
     with pytest.raises(ConfigError, match=r"next: lost\.weight of the last model has no place in the new one"):
-        warm_start.carried(old, old, {**rounds.first_shared(old), "lost.weight": np.zeros(3, np.float32)})
+        warm_start.carried(old, old, {**run_model.first_shared(old), "lost.weight": np.zeros(3, np.float32)})
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_another_plan_within_a_run_keeps_what_both_keep(name, engine):
     run = run_of(name, codec="int8")
     samples = Samples(np.random.default_rng(1).standard_normal((9, 6, 32), np.float32), np.arange(9) % 3)
     member = Member("anna", samples, samples, engine=engine)
-    shared, private = rounds.first_shared(run), None
+    shared, private = run_model.first_shared(run), None
     for round, widths in enumerate(({}, {"conv1": 8, "conv2": 8}, {"conv1": 16}, {}), 1):
         member = replace(member, plan=Plan(widths=widths) if widths else None)
         if private is not None:
@@ -118,16 +118,16 @@ def test_another_plan_within_a_run_keeps_what_both_keep(name, engine):
         update, private = rounds.participate(run, member, shared, private, round)
         if not ALGORITHMS[name].card.prunes:
             kept = (
-                rounds.layout_of(SPEC).sizes
+                run_model.layout_of(SPEC).sizes
                 if update.mask is None
                 else {g: len(k) for g, k in update.mask.kept.items()}
             )
-            assert kept == {**rounds.layout_of(SPEC).sizes, **widths}
+            assert kept == {**run_model.layout_of(SPEC).sizes, **widths}
 
 
 def same_where_both_keep(run, before, after):
-    layout = rounds.layout_of(SPEC)
-    was, now = (rounds.mask_under(run, None, tensors) or layout.full() for tensors in (before, after))
+    layout = run_model.layout_of(SPEC)
+    was, now = (device_task.mask_under(run, None, tensors) or layout.full() for tensors in (before, after))
     both = ChannelMask(layout, {g: tuple(c for c in was.kept[g] if c in now.kept[g]) for g in layout.sizes})
     for name in before.keys() & after.keys() - {name for name in before if name.startswith(masks.PREFIX)}:
         key = name.rpartition("/")[2]

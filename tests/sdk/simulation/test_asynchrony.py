@@ -19,7 +19,7 @@ from talaria.algorithms import ALGORITHMS
 from talaria.algorithms.heart_pfl import HeartPFL
 from talaria.cli.main import app
 from talaria.errors import AggregationError, ConfigError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.fedbuff_run import Buffering, buffered
 from talaria.federated.run import Member, Run
 from talaria.model.spec import ModelSpec
@@ -71,7 +71,7 @@ def test_every_algorithm_learns_asynchronously_and_replays_to_the_same_bytes_or_
     assert all(equal(done.private[n], again.private[n]) for n in done.private)
     assert done.private.keys() == again.private.keys()
     assert done.bytes_up == again.bytes_up
-    assert not equal(done.shared, rounds.first_shared(run))
+    assert not equal(done.shared, run_model.first_shared(run))
 
 
 def test_some_updates_are_old_and_each_says_what_it_started_from() -> None:
@@ -148,7 +148,7 @@ def test_what_contradicts_itself_is_refused(make: object, says: str) -> None:
 def test_distillation_is_refused_with_its_reason() -> None:
     run = run_of("heart_pfl")
     proxy = samples(9, 30)
-    distilled = Distilled(inner=HeartPFL().aggregator, model=rounds.template(SPEC), proxy=proxy)
+    distilled = Distilled(inner=HeartPFL().aggregator, model=run_model.template(SPEC), proxy=proxy)
     with pytest.raises(ConfigError, match="heart_pfl: cannot learn asynchronously: its distillation"):
         buffered(run, Buffering(buffer=2), distilled)
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from talaria.cli.main import app
 from talaria.data import load
 from talaria.errors import ConfigError, DataError
-from talaria.federated import rounds
+from talaria.federated import device_task
 from talaria.federated.global_model import encode_compact, encode_model
 from talaria.federated.run import Run
 from talaria.federated.server_rule import rule_named
@@ -121,7 +121,7 @@ def test_each_downloads_what_it_keeps_and_the_last_model_too(arrays: Path, tmp_p
     members = members_of(data.clients, {name: plan for name, plan in plans.items() if plan is not None})
     done = simulate(run, members)
     model = encode_model(done.shared, download)
-    mask = rounds.mask_of(run, next(iter(members.values())), None)
+    mask = device_task.mask_of(run, next(iter(members.values())), None)
     assert mask is not None
     part = len(encode_compact(run, model, masks.pack(mask)))
     assert part < 0.7 * len(model)

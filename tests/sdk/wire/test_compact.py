@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from talaria.algorithms import ALGORITHMS
 from talaria.errors import ModelError, WireError
-from talaria.federated import global_model, rounds
+from talaria.federated import device_task, global_model, rounds, run_model
 from talaria.federated.run import Member, Run
 from talaria.model import masks
 from talaria.model.masks import ChannelMask
@@ -22,7 +22,7 @@ from talaria.types import Recipe, Samples
 from talaria.wire import codec, compact, download, strict_safetensors
 
 RUN = Run(spec=ModelSpec("imu_cnn", (3, 16), 3), algorithm="fedavg", recipe=Recipe(epochs=1, batch=4), rounds=3)
-LAYOUT = rounds.layout_of(RUN.spec)
+LAYOUT = run_model.layout_of(RUN.spec)
 SHARED = rounds.start(replace(RUN, buffers="aggregate"))[0]
 SCHEMA = codec.schema_of(SHARED)
 MASKS = st.fixed_dictionaries(
@@ -63,7 +63,7 @@ def test_every_algorithm_learns_from_what_it_keeps_what_it_learns_from_the_whole
     private = None
     for round in (1, 2):
         data = global_model.encode_model(shared)
-        mask = rounds.mask_of(run, member, private)
+        mask = device_task.mask_of(run, member, private)
         assert mask is not None
         held, kept = global_model.decode_held(run, global_model.encode_compact(run, data, masks.pack(mask)))
         assert kept == mask

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from talaria.errors import ConfigError
-from talaria.federated import rounds
+from talaria.federated import rounds, run_model
 from talaria.federated.run import Member, Run
 from talaria.model.masks import ChannelLayout, ChannelMask
 from talaria.model.spec import ModelSpec
@@ -54,7 +54,7 @@ def test_whole_values_are_not_compensated():
 def test_a_round_sends_what_the_last_one_left_out(codec, widths):
     """The second update is what the device learned plus what the codec left out of the first, to the bit."""
     run = replace(RUN, codec=codec)
-    layout = rounds.layout_of(run.spec)
+    layout = run_model.layout_of(run.spec)
     plan = None if widths is None else Plan(widths={g: max(1, n // 2) for g, n in layout.sizes.items()})
     shared, _ = rounds.start(run)
     first, private = rounds.participate(run, member(plan), shared, None, 1)
