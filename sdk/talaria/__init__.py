@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from talaria.personalizer import Personalizer
     from talaria.planning.budget import Budget
     from talaria.planning.plan import Plan
-    from talaria.simulation.experiment import resume, simulate
+    from talaria.simulation.experiment import simulate
     from talaria.simulation.result import Result
+    from talaria.simulation.resume import resume
     from talaria.training.interface import Task
     from talaria.types import Recipe, Samples, Update
 
@@ -93,7 +94,7 @@ _HOMES = {
     "Task": "talaria.training.interface",
     "Update": "talaria.types",
     "data": "talaria.data",
-    "resume": "talaria.simulation.experiment",
+    "resume": "talaria.simulation.resume",
     "simulate": "talaria.simulation.experiment",
     **dict.fromkeys(
         (

@@ -19,7 +19,8 @@ from talaria.model import compaction, masks, zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.state import to_arrays
 from talaria.model.widths import first_of, widths_of
-from talaria.simulation import checkpoint, experiment
+from talaria.simulation import checkpoint
+from talaria.simulation.resume import resume
 from talaria.types import Samples
 
 
@@ -102,7 +103,7 @@ def load_run(folder: Path, client: str) -> OfRun:
     checkpoint.experiment(folder)
     if not (folder / checkpoint.RESULT).exists():
         raise StateError(f"{folder}: this run is not over; go on with it first: talaria simulate --resume {folder}")
-    result = experiment.resume(folder)
+    result = resume(folder)
     model, run, data = result.model(client), result.run, result.data
     own = data.everyone[client]
     samples = {"train": len(own.train), "validation": len(own.val)}

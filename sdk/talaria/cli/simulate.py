@@ -168,8 +168,8 @@ def simulate(
     from talaria.simulation import checkpoint
     from talaria.simulation.asked import of_one_class
     from talaria.simulation.experiment import prepare
-    from talaria.simulation.experiment import resume as go_on
     from talaria.simulation.result import BASELINES
+    from talaria.simulation.resume import resume as go_on
 
     if no_training and write_fleet is None:
         raise ConfigError("--no-training leaves nothing to do; give --write-fleet DIR with it, or leave it out")
