@@ -63,6 +63,7 @@ def test_a_coordinator_is_told_that_a_device_follows_one_that_began_later(house,
         await asyncio.gather(serving, ahead.agent("anna"))
 
     run_all(before(), seconds=60)
+    ahead.store.close()
     (tmp_path / "new").mkdir()
     with Store(tmp_path / "new" / "db") as ahead.store:
         ahead.blobs = FolderBlobs(tmp_path / "new" / "blobs")
