@@ -19,13 +19,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from talaria import durable
 from talaria.errors import ConfigError, StateError, TransportError, so_that_it_can_be_written
 from talaria.foreign import shown
 from talaria.wire.chunks import CHUNK
@@ -106,7 +107,7 @@ def open_broker(
         own = partial(mosquitto.config, devices=devices, chunk=chunk)
         with _mosquitto(binary, host, wanted, folder, security, own) if binary else _amqtt(host, wanted) as broker:
             with _writing(folder):
-                (folder / "port").write_text(str(urlsplit(broker.url).port))
+                durable.write(folder / "port", str(urlsplit(broker.url).port).encode(), mode=0o666)
             yield broker
 
 
@@ -143,14 +144,15 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        mend = so_that_it_can_be_written(error)
-        raise StateError(f"broker: {error.filename or folder} cannot be written ({error.strerror}); {mend}") from None
+        file, mend = error.filename2 or error.filename or folder, so_that_it_can_be_written(error)
+        raise StateError(f"broker: {file} cannot be written ({error.strerror}); {mend}") from None
 
 
 def _remembered(host: str, folder: Path) -> int:
     """The port that an earlier start found free, so that devices find the broker again; 0 where it is lost."""
-    file = folder / "port"
-    text = file.read_text() if file.exists() else ""
+    text = ""
+    with suppress(OSError, UnicodeDecodeError):
+        text = durable.read(folder / "port", 6).decode()
     if not text.isdecimal() or not 0 < int(text) <= 65535:
         return 0
     try:
@@ -196,7 +198,7 @@ def _account(data: Path, binary: Path) -> tuple[str | None, tuple[int, int]]:
     if all(place.stat().st_mode & stat.S_IXOTH for place in way):
         os.chown(data, account.pw_uid, account.pw_gid)
         for file in data.iterdir():
-            os.chown(file, account.pw_uid, account.pw_gid)
+            os.chown(file, account.pw_uid, account.pw_gid, follow_symlinks=False)  # that account may have made it
         return "mosquitto", (account.pw_uid, account.pw_gid)
     logger.warning("mosquitto runs as root: %s or %s lies below a folder that only root may enter", data, binary)
     return "root", (-1, -1)
@@ -223,7 +225,8 @@ def _mosquitto(
     for attempt in (1, 2, 3):
         chosen = port or _free_port(host)
         with _writing(folder):
-            config.write_text(told(host, chosen, data, user=user, security=keys), errors="surrogateescape")
+            text = told(host, chosen, data, user=user, security=keys)
+            durable.write(config, text.encode(errors="surrogateescape"), mode=0o666)
             if user is not None:
                 os.chown(config, *ids)  # under a umask of 077 nobody else may read it
         # A port below 1024 is root's: Mosquitto opens it and changes its user itself.

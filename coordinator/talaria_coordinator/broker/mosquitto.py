@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from talaria.errors import ConfigError
+from talaria import durable
+from talaria.errors import ConfigError, StateError
 from talaria.identity import credentials
 from talaria.wire.chunks import CHUNK
 from talaria.wire.frames import MAX_HEADER, OVERHEAD
@@ -151,18 +152,25 @@ _SECURE = (
 
 def copy(source: Path, target: Path) -> None:
     """Bring the files of ``source`` to the broker's own folder, in place: they keep the owner they have there. Raises
-    :class:`~talaria.errors.ConfigError` where one cannot be read."""
+    :class:`~talaria.errors.ConfigError` where one cannot be read, and :class:`~talaria.errors.StateError` where one
+    cannot be written, or leads elsewhere: who runs the broker may have put it there, for us to write as root."""
     credentials.settle_pair(source / "server")
     target.mkdir(mode=0o700, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for name in FILES:
         try:
-            data = (source / name).read_bytes()
+            data = durable.read(source / name)
         except OSError as error:
             raise ConfigError(
                 f"identity: {source / name} cannot be read ({error.strerror}); let [identity] folder be the one that "
                 "`talaria fleet init` made, with its broker/ in it"
             ) from None
-        handle = os.open(target / name, os.O_WRONLY | os.O_CREAT, 0o600)
-        with os.fdopen(handle, "wb") as out:
-            out.truncate(0)
-            out.write(data)
+        try:
+            with os.fdopen(os.open(target / name, flags, 0o600), "wb") as out:
+                out.truncate(0)
+                out.write(data)
+        except OSError as error:
+            raise StateError(
+                f"broker: {target / name} cannot be written ({error.strerror}); free space there, or remove it where "
+                "it is no file"
+            ) from None

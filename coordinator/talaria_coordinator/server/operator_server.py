@@ -10,6 +10,7 @@ from talaria.identity.credentials import password_in
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Report
+from talaria_coordinator.server.open_state import write_url
 
 
 class Desk:
@@ -60,7 +61,7 @@ class Desk:
         )
         self._stack.enter_context(serving(app, api, self._sock))
         url = url_of(api, self._sock)
-        (self._config.state / "api.url").write_text(url + "\n")
+        write_url(self._config.state, "api.url", url)
         return {"api": url}
 
 

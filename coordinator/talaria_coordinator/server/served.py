@@ -28,7 +28,7 @@ from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.fleet.site import site
 from talaria_coordinator.identity.eviction import Barring
 from talaria_coordinator.server import ingest, kits
-from talaria_coordinator.server.open_state import open_blobs, open_store
+from talaria_coordinator.server.open_state import open_blobs, open_store, write_url
 from talaria_coordinator.server.operator_server import Desk
 from talaria_coordinator.storage.database import SilentError
 
@@ -140,7 +140,7 @@ class Served:
         if self._ready:
             return
         self._ready = True
-        (self._config.state / "broker.url").write_text(self._broker.url + "\n")
+        write_url(self._config.state, "broker.url", self._broker.url)
         facts = {"broker": self._broker.url, "kind": self._broker.kind, "state": str(self._config.state)}
         self._tell({"event": "ready", **facts, **self._desk.open(self.give)})
 
