@@ -1,5 +1,6 @@
 """Secure rounds over the store: words kept together, updates taken side by side, and steps that wait for them."""
 
+from dataclasses import replace
 from threading import Thread
 
 import numpy as np
@@ -16,7 +17,7 @@ from talaria.privacy.rule import Privacy
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.wire.signing import Signer
-from talaria_coordinator.fleet.secure import Secure
+from talaria_coordinator.fleet.secure import GoneError, Secure
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
 
@@ -97,3 +98,26 @@ def test_what_could_not_be_kept_is_in_no_sum_and_may_come_again(secure, monkeypa
     with secure.masked(1, "bela", updates["bela"]):
         pass
     assert secure.survivors(1) == ("anna", "bela")
+
+
+def test_a_key_that_another_device_has_is_no_offence_and_the_round_goes_on_without_it(secure):
+    """Which of the two took it from the other, nobody knows."""
+    devices = asked(secure, 1)
+    said = {name: one.advert() for name, one in devices.items()}
+    carl = replace(said["carl"], share_key=said["anna"].mask_key).signed(secure.who["carl"].signer)
+    *kept, refused = secure.said(words(1, 0, said | {"carl": carl}))
+    assert all(isinstance(one, e.WordKept) for one in kept)
+    assert isinstance(refused, e.WordRefused)
+    assert not refused.offence
+    assert secure.step_over(a.StepOver(1, 0))[0].members == {"anna", "bela"}
+
+
+def test_a_masked_update_of_an_attempt_that_had_the_same_number_is_not_taken(secure):
+    """As after a restore of the fleet's record: it was receipted, and was in no sum."""
+    updates = masked(secure, 1)
+    other = replace(decode(updates["anna"]), terms=bytes(32)).signed(secure.who["anna"].signer)
+    with pytest.raises(GoneError, match="had this number"), secure.masked(1, "anna", other.encode()):
+        pass
+    with secure.masked(1, "anna", updates["anna"]):
+        pass
+    assert secure.survivors(1) == ("anna",)

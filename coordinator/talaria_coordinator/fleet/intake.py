@@ -27,7 +27,7 @@ NOTED_S = 2.0
 """Seconds after which it is kept in the record how the workers are, where that has changed."""
 
 Chunks = dict[tuple[str, str], frozenset[int]]
-Answer = e.Stored | e.UpdateRejected | e.Damaged
+Answer = e.Stored | e.UpdateRejected | e.Damaged | e.WordRefused
 
 
 class Intake(Protocol):

@@ -24,7 +24,7 @@ from talaria.federated.run import Run
 from talaria.model.masks import ChannelMask
 from talaria.privacy.clipping import WITHIN
 from talaria.privacy.coordinator import CoordinatorHalf, NoSecretError, Opened
-from talaria.privacy.messages import Message, decode
+from talaria.privacy.messages import Masked, Message, decode
 from talaria.privacy.rule import inner_of, with_sum
 from talaria.privacy.terms import Terms
 from talaria.protocol import actions as a
@@ -105,7 +105,8 @@ class Secure:
             if half.receive(message):
                 new.append((word.step, word.device, word.data))
         except (WireError, AggregationError) as error:
-            return e.WordRefused(now, word.attempt, word.device, str(error), offence=not stale)
+            offence = not stale and isinstance(error, WireError)
+            return e.WordRefused(now, word.attempt, word.device, str(error), offence)
         return e.WordKept(now, word.attempt, word.device, word.step)
 
     @contextmanager
@@ -113,15 +114,18 @@ class Secure:
         """Take a masked update, which is to be kept inside of this: a step ends before or after both, and other
         updates are taken meanwhile. It gives the mask that the device said.
 
-        Raises :class:`WireError` where it does not fit, and :class:`LateError` where the sum is made already."""
+        Raises :class:`WireError` where it does not fit, :class:`LateError` where the sum is made already, and
+        :class:`GoneError` where it is for another attempt."""
         with self._line:
             half = self._known(attempt)
             if half.phase != "masked":
                 raise LateError("the others went on")
             message = decode(data)
-            if getattr(message, "terms", b"") != half.terms.digest:
-                raise LateError("a masked update of another attempt")
-            if getattr(message, "device", "") != device:
+            if not isinstance(message, Masked):  # what a device said in another step is known, and would pass
+                raise WireError(f"secure: {message.TYPE!r} in the place of a masked update")
+            if message.terms != half.terms.digest:
+                raise GoneError(f"attempt {attempt}: a masked update of another attempt that had this number")
+            if message.device != device:
                 raise WireError("secure: a masked update under another device's name")
             half.receive(message)
             mask = half.masks[device]

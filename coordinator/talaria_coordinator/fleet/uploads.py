@@ -13,7 +13,7 @@ from talaria.protocol import events as e
 from talaria.protocol import words
 from talaria.wire.chunks import Assemblies, Cut, FileAssembly
 from talaria_coordinator.fleet.aggregation import Learning
-from talaria_coordinator.fleet.secure import LateError, Secure
+from talaria_coordinator.fleet.secure import GoneError, LateError, Secure
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.storage.update_summary import findings_of, findings_unseen
 
@@ -50,7 +50,7 @@ Verdict = str | WireError | frozenset[int]
 
 def receive(
     fleet: str, upload: a.Complete, part: FileAssembly, learning: Learning, store: Store, secure: Secure | None = None
-) -> e.Stored | e.UpdateRejected | e.Damaged:
+) -> e.Stored | e.UpdateRejected | e.Damaged | e.WordRefused:
     """Check a complete upload and enter it: the answer for the machine, which sends the receipt.
 
     When this returns :class:`~talaria.protocol.events.Stored`, the update's bytes and its row are durable. Raises
@@ -107,7 +107,7 @@ def enter(fleet: str, upload: a.Complete, verdict: Verdict, store: Store) -> e.S
 
 def _receive_masked(
     fleet: str, upload: a.Complete, file: Path, data: bytes, learning: Learning, store: Store, secure: Secure
-) -> e.Stored | e.UpdateRejected:
+) -> e.Stored | e.UpdateRejected | e.WordRefused:
     """As :func:`receive`, of an update that is masked: its size and its device's signature are all that can be seen."""
     digest, now = upload.cut.sha256.hex(), time.monotonic()
     facts: dict[str, Any] = {"digest": digest, "size": upload.cut.size, "base_version": upload.base_version}
@@ -120,6 +120,8 @@ def _receive_masked(
                 raise StateError(f"attempt {upload.attempt}: the store holds another update of {upload.device!r}")
     except LateError:
         pass  # the machine finds it late
+    except GoneError as error:  # as of any other word: no offence of a device that was asked before we began anew
+        return e.WordRefused(now, upload.attempt, upload.device, str(error), offence=False)
     except (WireError, AggregationError) as error:
         facts = {name: facts[name] for name in ("digest", "size", "base_version")}
         store.updates.reject(fleet, upload.attempt, upload.device, reason=str(error), **facts)

@@ -115,6 +115,7 @@ class CoordinatorHalf:
         self._state = state or _State()
         self._values: Array | None = None
         self._side: Array | None = None
+        self._keys = {*self._cohort.keys}
         self._places: dict[int, Places] = {}
         """Where the values of each mask class stand among all."""
         self._shared: dict[str, Shares] = {}
@@ -157,7 +158,7 @@ class CoordinatorHalf:
         """Take what a device says; True where it was new. The same again changes nothing.
 
         Raises :class:`WireError` for what is not signed by a device of this round, says other than before, does not
-        fit, or comes out of its phase.
+        fit, or comes out of its phase; :class:`AggregationError` for an advert with a key that another device has.
         """
         kinds = {Advert: "adverts", Shares: "shares", Masked: "masked", Agreed: "agreed", Opening: "openings"}
         phase = kinds.get(type(message))
@@ -182,6 +183,9 @@ class CoordinatorHalf:
             read_advert(self.terms, self.coordinates, message.encode(), self.authority)
             if len(self._state.adverts) >= self.terms.most:
                 raise WireError(f"secure: there are {self.terms.most} devices already")
+            if not self._keys.isdisjoint(message.keys):  # which of the two is to blame, nobody knows
+                raise AggregationError(f"secure: a key of {message.device!r} is another device's too")
+            self._keys.update(message.keys)
             return
         roster = self._roster
         if message.device not in roster.adverts or message.terms != self.terms.digest:

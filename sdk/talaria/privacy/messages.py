@@ -104,8 +104,15 @@ class Advert(_Signed):
         super().__post_init__()
         for name in ("mask_key", "share_key", "identity"):
             _octets(name, getattr(self, name), 32)
+        if self.mask_key == self.share_key:
+            raise WireError(f"secure: {self.device!r} gives one key for two purposes")
         _octets("badge", self.badge, SIGNATURE_BYTES)
         _octets("mask", self.mask, most=MOST_MASK)
+
+    @property
+    def keys(self) -> tuple[tuple[str, bytes], ...]:
+        """Those that no other device of the cohort may have, and what for: whom one signs for is known to all."""
+        return ("agree", self.mask_key), ("agree", self.share_key), ("sign", self.identity)
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,12 @@ class Cohort(_Message):
         _list("cohort", self.adverts, MOST_DEVICES)
         for one in self.adverts:
             _octets("cohort advert", one, most=MOST_MASK + 1024)
+
+    @property
+    def keys(self) -> list[tuple[str, bytes]]:
+        """All keys of these devices, each as often as it comes."""
+        adverts = [decode(data) for data in self.adverts]
+        return [key for one in adverts if isinstance(one, Advert) for key in one.keys]
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,13 @@ class Roster:
             if found and advert.device <= next(reversed(found)):
                 raise WireError("secure: the cohort must be sorted, each device once")
             found[advert.device], kept[advert.device] = advert, mask
-        size, keys = len(found), [key for one in found.values() for key in (one.mask_key, one.share_key)]
+        size = len(found)
         if not terms.threshold <= size <= terms.most or 2 * terms.threshold <= size:
             raise WireError(
                 f"secure: a cohort of {size} does not fit threshold={terms.threshold}, which must be more than half of "
                 f"it, nor more than it, and most={terms.most}"
             )
-        if len({*keys}) != 2 * size or len({one.identity for one in found.values()}) != size:
+        if len({key for one in found.values() for key in one.keys}) != 3 * size:
             raise WireError("secure: a key comes twice in the cohort")
         digest = cohort.digest()
         return Roster(terms, coordinates, digest, found, kept, graph(list(found), terms.degree, digest))
@@ -104,8 +104,11 @@ def read_advert(
 
 @lru_cache(maxsize=4096)
 def vouched(fleet: str, authority: bytes, data: bytes) -> bool:
-    """True where the advert in ``data`` is signed by its device, and its badge by ``authority``."""
+    """True where the advert in ``data`` is signed by its device, and its badge by ``authority``. Raises
+    :class:`WireError` for a key that anybody can agree with: all others would stumble over it."""
     advert = decode(data, 1 << 17)
+    for key in (advert.mask_key, advert.share_key) if isinstance(advert, Advert) else ():
+        keystream.agreeing(bytes(32))(key)
     badge = isinstance(advert, Advert) and Badge(advert.identity, advert.badge)
     return (
         isinstance(advert, Advert)
