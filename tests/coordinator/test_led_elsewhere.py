@@ -1,5 +1,6 @@
 """A coordinator's own files where somebody has put a link, a pipe or a folder in their place."""
 
+import asyncio
 import os
 import pwd
 import tempfile
@@ -10,7 +11,11 @@ import pytest
 from talaria.errors import ConfigError, StateError
 from talaria_coordinator import broker
 from talaria_coordinator.broker import find_mosquitto, mosquitto, open_broker
+from talaria_coordinator.fleet.tidying import Tidying
+from talaria_coordinator.fleet.uploads import Uploads
 from talaria_coordinator.server.open_state import write_url
+from talaria_coordinator.storage.blobs import FolderBlobs, key_of
+from talaria_coordinator.storage.store import Store
 
 
 @pytest.fixture
@@ -106,3 +111,37 @@ def test_the_brokers_account_is_not_given_what_its_links_lead_to():
         assert broker._account(data, find_mosquitto())[0] == "mosquitto"
         assert data.stat().st_uid == _account().pw_uid
         assert precious.stat().st_uid == 0
+
+
+@pytest.fixture
+def stuck(tmp_path):
+    """A folder of blobs with one that nobody can remove as a file, and one that they can."""
+    blobs = FolderBlobs(tmp_path / "blobs")
+    (tmp_path / "blobs" / key_of("a" * 64)).mkdir(parents=True)
+    os.utime(tmp_path / "blobs" / key_of("a" * 64), (0, 0))
+    return blobs, blobs.put(b"left over")
+
+
+def test_a_blob_that_cannot_be_removed_leaves_the_others_to_be(stuck):
+    blobs, digest = stuck
+    with pytest.raises(StateError, match=r"aa/a+ cannot be removed .*remove it by hand"):
+        blobs.gc(())
+    assert not blobs.has(digest)
+
+
+def test_a_coordinator_tells_of_a_blob_that_cannot_be_removed(tmp_path, stuck):
+    """It ended."""
+    blobs, told = stuck[0], []
+    with Store(tmp_path / "coordinator.db") as store:
+        asyncio.run(Tidying(store, blobs, lambda kind, **facts: told.append((kind, facts)), alone=True).work())
+    ((kind, facts),) = told
+    assert kind == "error"
+    assert "cannot be removed" in facts["error"]
+
+
+def test_uploads_that_cannot_be_removed_are_in_nobodys_way(tmp_path):
+    for name in ("carl.1.part", "dora.2.part"):
+        (tmp_path / name).mkdir()
+    uploads = Uploads(tmp_path, 1 << 20)
+    assert uploads.resume({}) == {}
+    uploads.drop(("carl", "1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ class Uploads(Assemblies[tuple[str, str]]):
             raise StateError(f"uploads: cannot make {self.folder}: {error.strerror}; give another folder") from None
 
     def sweep(self, transfers: Collection[tuple[str, str]]) -> None:
-        """Remove the files of any other transfer."""
+        """Remove the files of any other transfer. One that the disk keeps is in nobody's way."""
         for file in set(self.folder.glob("*.part")) - set(map(self.path, transfers)):
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
 
 
 Verdict = str | WireError | frozenset[int]

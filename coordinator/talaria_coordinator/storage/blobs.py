@@ -71,7 +71,8 @@ class Blobs(Protocol):
     def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> Swept:
         """Remove blobs that are not in ``keep`` and older than ``older_s`` seconds; the bytes freed (or, with
         ``dry_run``, that would be), and those left. Where ``older_s`` is above 0, what was put here since the sweep
-        before is not old, whatever the clocks say."""
+        before is not old, whatever the clocks say. Raises :class:`~talaria.errors.StateError` where some cannot be
+        removed."""
         ...
 
 
@@ -181,19 +182,27 @@ class FolderBlobs:
 
     def gc(self, keep: Iterable[str], older_s: float = 0.0, *, dry_run: bool = False) -> Swept:
         wanted, freed, younger, now = set(keep), 0, 0, time.time()
+        stays: list[str] = []
         if not dry_run:
             self._young.sweep()
         unused = ((digest, self._path(digest)) for digest in self.digests() if digest not in wanted)
         for digest, file in chain(unused, (("", part) for part in self.folder.glob("??/.*.part"))):
-            with suppress(FileNotFoundError), self._young.lock:
-                info = file.stat()
-                if now - info.st_mtime < older_s or (older_s and digest in self._young):
-                    younger += info.st_size
-                    continue
-                if not dry_run:
-                    file.unlink()
-                    self._sums.pop(digest, None)
-                freed += info.st_size
+            try:
+                with suppress(FileNotFoundError), self._young.lock:
+                    info = file.stat()
+                    if now - info.st_mtime < older_s or (older_s and digest in self._young):
+                        younger += info.st_size
+                        continue
+                    if not dry_run:
+                        file.unlink()
+                        self._sums.pop(digest, None)
+                    freed += info.st_size
+            except OSError as error:
+                stays.append(f"{file} cannot be removed ({error.strerror})")
+        if stays:
+            raise StateError(
+                f"blobs: {stays[0]}; let this program write there, or remove it by hand (of {len(stays)} such)"
+            )
         return Swept(freed, younger)
 
     def _path(self, digest: str) -> Path:

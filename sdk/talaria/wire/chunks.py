@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -197,11 +198,12 @@ class Assemblies(Generic[Key]):
         return part
 
     def drop(self, key: Key) -> None:
-        """Forget one, and its file."""
+        """Forget one, and its file; one that the disk keeps is in nobody's way."""
         part = self._open.pop(key, None)
         if part is not None:
             part.close()
-        self.path(key).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path(key).unlink()
 
     def close(self) -> None:
         """Close all files; they stay where they are."""
