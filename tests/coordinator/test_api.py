@@ -204,6 +204,14 @@ def test_devices_quarantine_and_events(client):
     assert older[0]["seq"] == events[-1]["seq"] - 1
 
 
+def test_a_reason_that_is_no_text_and_a_path_that_is_none_are_answered(store, client, views):
+    """As a terminal of another encoding gives them. The log and the fleets were answered by 500."""
+    store.devices.quarantine("watch", "anna", "caf\udce9")
+    views.tell("watch", {"event": "error", "error": "blobs: /srv/caf\udce9 is full"})
+    assert got(client, "/api/v1/fleets/watch/events?limit=1")[0]["detail"] == {"reason": r"caf\udce9"}
+    assert got(client, "/api/v1/fleets/watch")["trouble"] == [r"blobs: /srv/caf\udce9 is full"]
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

@@ -21,7 +21,7 @@ from talaria.privacy.forms import FORMS
 from talaria_coordinator.fleet.waiting import holding
 from talaria_coordinator.storage import update_summary
 from talaria_coordinator.storage.engine import open_engine
-from talaria_coordinator.storage.records import Life, Spent, means_of, workers_of
+from talaria_coordinator.storage.records import Life, Spent, means_of, storable, workers_of
 from talaria_coordinator.storage.tables import (
     ATTEMPTS,
     DEVICES,
@@ -85,7 +85,7 @@ class Views:
         kind, before = event["event"], self._trouble.get(fleet, {})
         trouble = {other: said for other, said in before.items() if kind not in TROUBLE[other]}
         if kind in TROUBLE:
-            trouble[kind] = str(event.get("error", ""))
+            trouble[kind] = storable(str(event.get("error", "")))
         self._trouble[fleet] = trouble
 
     def fleets(self, limit: int = 100) -> list[FleetView]:
@@ -173,7 +173,10 @@ class Views:
             chosen &= EVENTS.c.seq < before
         with self._reading() as tx:
             rows = tx.execute(select(EVENTS).where(chosen).order_by(EVENTS.c.seq.desc()).limit(limit))
-            return [EventView(r.seq, r.at, r.kind, r.attempt, r.device, json.loads(r.detail)) for r in rows]
+            return [
+                EventView(r.seq, r.at, r.kind, r.attempt, r.device, json.loads(r.detail, object_hook=_told))
+                for r in rows
+            ]
 
     def _summary(self, tx: Connection, row: Row[Any]) -> AttemptView:
         key = (row.fleet, row.attempt)
@@ -185,6 +188,11 @@ class Views:
                 self._closed.clear()
             self._closed[key] = view
         return view
+
+
+def _told(detail: dict[str, Any]) -> dict[str, Any]:
+    """What an event tells, as it can be answered: a reason given at a terminal may hold bytes that are no text."""
+    return {key: storable(value) if isinstance(value, str) else value for key, value in detail.items()}
 
 
 def _same() -> ColumnElement[bool]:
