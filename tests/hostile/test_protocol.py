@@ -376,6 +376,18 @@ def test_32_one_device_has_one_transfer_and_bytes_are_bounded():
     assert bench.state.attempts[1].phase == "closed"
 
 
+def test_32_offers_from_a_new_boot_each_fill_nothing():
+    bench = Bench()
+    for boot in range(2, 500):
+        bench.now += 0.02  # as fast as is no flood
+        cut = describe(boot.to_bytes(4, "big"), 500)
+        bench.say("anna", offer_of(cut), boot=boot)
+        assert bench.state.attempts[1].cohort["anna"].sha256 == cut.sha256
+    assert len(bench.state.uploads) == len(bench.state.nonces) == 1
+    taken = CoordinatorState.load(bench.state.dump())
+    assert taken.nonces == {taken.attempts[1].cohort["anna"].nonce: (1, "anna", cut.sha256)}
+
+
 def test_32_a_device_cannot_pull_the_body_without_end():
     bench = Bench(serve=2)
     model = describe(MODEL, 500)

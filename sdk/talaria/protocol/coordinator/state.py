@@ -152,6 +152,8 @@ class Participant:
     """The boot in which the update with this sha256 was offered, 0 where that was before the coordinator's start."""
     base_version: int = 0
     reason: str = ""
+    nonce: bytes = b""
+    """Of its offer that was taken last."""
     sought: float | None = None
     """Since when it is asked whether it is still there, and has said nothing."""
     step: int = 0

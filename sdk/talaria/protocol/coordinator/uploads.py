@@ -80,7 +80,9 @@ def _welcome(t: Turn, attempt: Attempt, device: str, member: Participant, offer:
         )
     if len(t.state.waiting) >= 4 * t.rules.max_open:
         return  # no room to remember it: the device offers again
+    t.state.nonces.pop(member.nonce, None)  # one for each member: who offers without end fills nothing
     t.state.nonces[offer.nonce] = (attempt.number, device, cut.sha256)
+    member.nonce = offer.nonce
     member.phase, member.sha256, member.base_version = "waiting", cut.sha256, offer.base_version
     member.boot = t.peer(device).boot
     member.xfer = transfer_of(cut.sha256)
