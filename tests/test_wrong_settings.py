@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import talaria
+from talaria import durable
 from talaria.cli.main import main
 
 FLEET = """
@@ -119,7 +120,7 @@ def test_a_fleet_whose_keys_are_not_there(said, tmp_path):
 
 @pytest.mark.parametrize("file", ["mosquitto.conf", "port"])
 def test_a_brokers_file_that_the_disk_refuses(said, tmp_path, monkeypatch, file):
-    write = Path.write_text
+    write = durable.write
 
     def full(path, *given, **options):
         if path.name == file and path.parent.name == "broker":
@@ -127,7 +128,7 @@ def test_a_brokers_file_that_the_disk_refuses(said, tmp_path, monkeypatch, file)
         return write(path, *given, **options)
 
     (tmp_path / "fleet.toml").write_text(FLEET.lstrip())
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(durable, "write", full)
     text = said("coordinator", "serve", "fleet.toml")
     assert f"broker: state/broker/{file} cannot be written (No space left on device); free space there" in text
 
