@@ -21,6 +21,8 @@ AGAIN_S = (0.2, 30.0)
 FULL = re.compile(rb"^.*out of memory.*$", re.IGNORECASE | re.MULTILINE)
 """What Mosquitto writes at its memory limit; it then goes on, and disconnects whoever needs a byte more. Before 2.0.22
 it writes the same of who is gone while it is being answered, so it counts only where our own link fails as well."""
+SHORT = re.compile(rb"^.*Error: Out of memory.*$", re.MULTILINE)
+"""What it writes at that limit alone, where it gets no byte more itself; it may end with an error then."""
 WHO = re.compile(rb"Client (\S+) ")
 READ = 2**20
 """Bytes of the log, at its end, that are looked at."""
@@ -101,17 +103,18 @@ class Keeper:
         news, self._news = self._news, []
         return news
 
-    def _full(self) -> str:
-        """That this child ran out of memory, and whom it disconnected for that; empty where it did not."""
+    def _full(self, sign: re.Pattern[bytes] = FULL) -> str:
+        """That this child ran out of memory, by its ``sign``, and whom it disconnected for that; empty where it did
+        not."""
         try:
             with self._log.open("rb") as log:
                 log.seek(max(self._begun, log.seek(0, os.SEEK_END) - READ))
-                found = FULL.findall(log.read())
+                said = log.read()
         except OSError:
             return ""
-        if not found:
+        if not sign.search(said):
             return ""
-        who = Counter(name[1].decode("ascii", "replace") for line in found if (name := WHO.search(line)))
+        who = Counter(name[1].decode("ascii", "replace") for line in FULL.findall(said) if (name := WHO.search(line)))
         most = ", ".join(f"{name!r} ({count}x)" for name, count in who.most_common(3))
         return "the broker was out of memory" + (f", and threw out {most}" if most else "")
 
@@ -151,6 +154,8 @@ class Keeper:
             if self._leaving.wait(wait):
                 return
             full, self._filled = self._filled, ""
+            if not full and status > 0:  # it gave up by itself
+                full = self._full(SHORT)
             forgot = (full or not served) and self._forget()
             if full:
                 self._tell(f"{full}; it begins anew, without what it kept. Its log is {self._log}")
