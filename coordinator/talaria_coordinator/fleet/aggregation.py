@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,8 +68,7 @@ class Learning:
     @cached_property
     def dense(self) -> int:
         """Bytes of an update that sends every shared value as it is."""
-        specs = run_model.update_schema(self.run).values()
-        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+        return run_model.dense_bytes(self.run)
 
     def first(self) -> tuple[str, str]:
         """The digests of the first global model and server state."""

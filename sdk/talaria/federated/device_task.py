@@ -7,9 +7,18 @@ from typing import TYPE_CHECKING
 
 from talaria import algorithms
 from talaria.errors import ConfigError
-from talaria.federated import handed_back, plan_compat, targets
+from talaria.federated import plan_compat, targets
 from talaria.federated.run import Member, Run
-from talaria.federated.run_model import algorithm_of, first_scores, kit_of, layout_of, split_of, template, update_schema
+from talaria.federated.run_model import (
+    algorithm_of,
+    begun,
+    first_scores,
+    kit_of,
+    layout_of,
+    split_of,
+    template,
+    update_schema,
+)
 from talaria.model import masks, zoo
 from talaria.model.importance import choose
 from talaria.model.masks import ChannelMask
@@ -140,7 +149,7 @@ def entered(
     if isinstance(task.model, Weights):  # a kit has no values of what travels
         task = task.but(model=_received(task, compact))
     if private is None:
-        _, private = handed_back.begun(run.algorithm, algorithm_of(run).init(_received(task, compact), task.split))
+        _, private = begun(run, _received(task, compact))
         task = task.but(newcomer=True)
     own = own_of(private)
     if algorithms.GROUP.is_foreign(run.algorithm):  # whose code may write into what it is given, which is everybody's
@@ -160,8 +169,7 @@ def begun_private(run: Run, member: Member, shared: Tensors, kept: Tensors) -> T
         shared = without(shared, masks.PREFIX)
     mask = mask_of(run, member, kept)
     task = task_of(run, member, 1, mask)
-    found = algorithm_of(run).init(_received(task, masks.gathered(shared, shared, mask)), task.split)
-    return handed_back.begun(run.algorithm, found)[1]
+    return begun(run, _received(task, masks.gathered(shared, shared, mask)))[1]
 
 
 def _received(task: Task, compact: Tensors) -> Model:

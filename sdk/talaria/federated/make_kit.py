@@ -109,12 +109,8 @@ def _needs_torch(run: Run, why: str) -> ConfigError:
 def _gone_through(run: Run, engine: ProgramEngine) -> None:
     """A first round, another one, and what is served: of a device that took part and of one that never did, with few
     samples for its batch and with several batches."""
-    algorithm, state, split = (
-        run_model.algorithm_of(run),
-        state_of(run_model.template(run.spec)),
-        run_model.split_of(run),
-    )
-    shared, recipe = run_model.first_shared(run), run.recipe
+    algorithm, split = run_model.algorithm_of(run), run_model.split_of(run)
+    state, shared, recipe = state_of(run_model.template(run.spec)), run_model.first_shared(run), run.recipe
     answer = cast(tuple[int, ...], engine.source.forward().graph.outputs[0].shape[1:])  # no mask narrows it
 
     def narrow(task: Task, mask: ChannelMask | None) -> tuple[Task, Tensors]:

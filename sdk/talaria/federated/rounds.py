@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from talaria import algorithms, seeds
 from talaria.aggregate import arrival
@@ -27,9 +27,6 @@ from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.types import Update, as_delta
 from talaria.wire import download, feedback
-
-if TYPE_CHECKING:
-    pass
 
 
 def require_travels(run: Run) -> None:

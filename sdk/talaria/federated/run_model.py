@@ -3,6 +3,7 @@ a blueprint that was adopted, or from the kit that a device learns with."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from talaria.model.importance import importance
 from talaria.model.masks import ChannelLayout
 from talaria.model.spec import ModelSpec
 from talaria.model.split import WHOLE, Buffers, Split, torn
-from talaria.model.weights import Served
+from talaria.model.weights import Model, Served
 from talaria.plugins import has_torch
 from talaria.tensors import Array, Tensors
 from talaria.wire.codec import TensorSpec, schema_of
@@ -110,6 +111,12 @@ def _own(run: Run) -> Algorithm:
     return algorithms.load(run.algorithm, run.hparams)
 
 
+def begun(run: Run, model: Model) -> tuple[Tensors, Tensors]:
+    """What the run's algorithm begins with on ``model``: what travels of it, and what is private. Raises
+    :class:`ConfigError` where an algorithm of one's own gives something else."""
+    return handed_back.begun(run.algorithm, algorithm_of(run).init(model, split_of(run)))
+
+
 def first_shared(run: Run) -> Tensors:
     """The shared state that all begin from, version 0. Raises :class:`ConfigError` where the algorithm prunes and the
     model has no channels that may go, and where a weight that has two names would travel under one of them alone."""
@@ -121,7 +128,7 @@ def first_shared(run: Run) -> Tensors:
             f"{run.algorithm}: prunes channels, but {run.spec.name!r} has none that may go ({reasons}); choose another "
             "model, or an algorithm that does not prune"
         )
-    shared, _ = handed_back.begun(run.algorithm, algorithm_of(run).init(template(run.spec), split_of(run)))
+    shared, _ = begun(run, template(run.spec))
     if found := torn(template(run.spec), shared):
         raise ConfigError(
             f"{run.algorithm}: sends {found[0]!r} and keeps {found[1]!r} on the device, which are one weight of "
@@ -135,6 +142,11 @@ def first_shared(run: Run) -> Tensors:
 def update_schema(run: Run) -> Mapping[str, TensorSpec]:
     """The dense shapes of what an update may hold, those of :func:`first_shared`; worked out once for a run."""
     return _adopted[run].schema if run in _adopted else schema_of(first_shared(run))
+
+
+def dense_bytes(run: Run) -> int:
+    """Bytes of every shared value as it is: what one model or update of ``run`` has where nothing is spared."""
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in update_schema(run).values())
 
 
 def unpruned(run: Run) -> Served:

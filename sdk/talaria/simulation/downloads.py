@@ -1,8 +1,6 @@
 """How many bytes of the global model a device downloads: the channels that it keeps, as coarse as the run has them."""
 
-import math
-
-from talaria.federated import device_task, run_model
+from talaria.federated import device_task
 from talaria.federated.global_model import encode_model
 from talaria.federated.run import Member, Run
 from talaria.model.masks import ChannelMask, key_of
@@ -32,9 +30,3 @@ class Downloads:
     def _measured(self, shared: Tensors, mask: ChannelMask | None) -> int:
         data = encode_model(shared, self._run.download)
         return len(data if mask is None else compacted(data, mask))
-
-
-def whole(run: Run) -> int:
-    """Bytes of every shared value as it is: what one model or update of ``run`` has where nothing is spared."""
-    specs = run_model.update_schema(run).values()
-    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)

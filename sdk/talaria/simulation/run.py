@@ -13,9 +13,10 @@ from talaria.errors import ConfigError
 from talaria.federated import device_task, rounds
 from talaria.federated.fedbuff_run import Buffering, buffered
 from talaria.federated.run import Engine, Member, Run
+from talaria.federated.run_model import dense_bytes
 from talaria.model.masks import ChannelMask
 from talaria.planning.plan import Plan
-from talaria.simulation.downloads import Downloads, whole
+from talaria.simulation.downloads import Downloads
 from talaria.simulation.schedules import Record, as_recorded, as_they_come, in_rounds
 from talaria.simulation.simulator import Fleet, RoundFacts, trained
 from talaria.simulation.workers import Answer, Crew
@@ -51,7 +52,7 @@ class Learned:
     def bytes_whole(self) -> tuple[int, int]:
         """What ``bytes_up`` and ``bytes_down`` would be with every shared value of every model and update as it is."""
         trained = sum(len(facts.counted) + len(facts.late) for facts in self.history)
-        return whole(self.run) * trained, whole(self.run) * (trained + len(self.members))
+        return dense_bytes(self.run) * trained, dense_bytes(self.run) * (trained + len(self.members))
 
     @property
     def records(self) -> tuple[Record, ...]:
