@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from talaria.errors import StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.driver import Sent
+from talaria.protocol.line import Sent
 from talaria.wire.chunks import Cut
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.aggregation import Learning, Made

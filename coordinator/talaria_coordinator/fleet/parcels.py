@@ -10,7 +10,7 @@ from functools import lru_cache
 from hashlib import sha256
 
 from talaria import time
-from talaria.errors import ModelError, StateError, TalariaError
+from talaria.errors import ConfigError, ModelError, StateError, TalariaError
 from talaria.federated.global_model import encode_compact
 from talaria.federated.run import Run
 from talaria.federated.run_model import algorithm_of
@@ -29,6 +29,11 @@ BEFORE = 8
 """So many models before the current one a device may have, and download what changed since."""
 AT_ONCE = 2
 """So many parts are made at the same time: each holds two models meanwhile."""
+
+
+def no_kit() -> bytes:
+    """For a coordinator that has none."""
+    raise ConfigError("this coordinator has no kit")
 
 
 class Parcels:
@@ -72,6 +77,10 @@ class Parcels:
     def is_kit(self, cut: Cut) -> bool:
         """Whether these are the bytes of the kit."""
         return self._kit is not None and self._kit[0].sha256 == cut.sha256
+
+    def model_bytes(self, chunks: a.SendChunks) -> int:
+        """How many bytes of a model, or of what changed of it, these are; the kit's are none."""
+        return 0 if self.is_kit(chunks.cut) else sum(chunks.cut.place(index)[1] for index in chunks.indices)
 
     def is_model(self, cut: Cut) -> bool:
         """Whether these are the bytes of the whole global model, which is a blob too."""

@@ -20,7 +20,8 @@ from talaria.protocol import events as e
 from talaria.protocol.coordinator.kits import KitOffer
 from talaria.protocol.coordinator.machine import Rules
 from talaria.protocol.coordinator.state import credit_of
-from talaria.protocol.driver import Driver, Sent
+from talaria.protocol.driver import Driver
+from talaria.protocol.line import Sent
 from talaria.protocol.state_codec import Saver
 from talaria.wire.chunks import ROOM, Cut, chunk_within, most_within
 from talaria.wire.mqtt import LinkDown, LinkUp, NotTaken, Transport, Will
@@ -41,7 +42,7 @@ from talaria_coordinator.fleet.link_health import Footing
 from talaria_coordinator.fleet.notices import CaughtUp, Enrolled, Folded, FoldFailed, Stop
 from talaria_coordinator.fleet.operator_commands import Order, decide
 from talaria_coordinator.fleet.order_box import take
-from talaria_coordinator.fleet.parcels import Parcels
+from talaria_coordinator.fleet.parcels import Parcels, no_kit
 from talaria_coordinator.fleet.refusals import Refusals
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
@@ -61,10 +62,6 @@ SOON_S = 1.0
 """What may be saved soon is saved once for all that happens in this time: the machine of a large fleet is large."""
 
 
-def _none() -> bytes:
-    raise ConfigError("this coordinator has no kit")
-
-
 class Service:
     """The coordinator of one fleet. :meth:`run` returns when it is stopped, or done and told not to stay."""
 
@@ -81,7 +78,7 @@ class Service:
         observe: Callable[[object], None] = lambda item: None,
         sent: Sent = lambda size: None,
         learn: Callable[..., Learning] = Learning,
-        kit: Callable[[], bytes] = _none,
+        kit: Callable[[], bytes] = no_kit,
         recruit: Recruit | None = None,
         conduct: Callable[..., Conductor] = Conductor,
     ) -> None:
@@ -335,6 +332,9 @@ class Service:
         if self._unsaved is not None and (not all(saves) or now - self._unsaved >= SOON_S):
             self._save()
         for action in actions:
+            if isinstance(action, a.SendChunks):
+                self._send(action)
+                continue
             self._observe(action)
             if not isinstance(action, a.Save):
                 self._carry_out(action)
@@ -343,19 +343,20 @@ class Service:
         self._unsaved = None
         self.store.fleets.save_machine(self.config.name, self._conductor.fleet.epoch, self._saver.dump(self._state))
 
+    def _send(self, action: a.SendChunks) -> None:
+        theirs = self._parcels.is_model(action.cut) and action.kind == "dn" and self._intake.sends(action)
+        said = action if theirs else self._driver.say(action)
+        if isinstance(said, a.SendChunks):
+            self._observe(said)
+            here = sum(peer.online for peer in self._state.peers.values()) if said.kind == "m" else 1
+            self._conductor.down += here * self._parcels.model_bytes(said)
+
     def _carry_out(self, action: a.Action) -> None:
         name = self.config.name
         match action:
-            case a.Publish() | a.SendChunks():
-                self._planted += isinstance(action, a.Publish) and not action.payload
-                if isinstance(action, a.SendChunks) and not self._parcels.is_kit(action.cut):
-                    here = sum(peer.online for peer in self._state.peers.values()) if action.kind == "m" else 1
-                    self._conductor.down += here * sum(action.cut.place(index)[1] for index in action.indices)
-                if not (
-                    isinstance(action, a.SendChunks) and self._parcels.is_model(action.cut) and action.kind == "dn"
-                    and self._intake.sends(action)
-                ):  # fmt: skip
-                    self._driver.say(action)
+            case a.Publish():
+                self._planted += not action.payload
+                self._driver.say(action)
             case a.FrameRefused():
                 self._refusals.heard(action, time.monotonic())
             case a.Quarantined():

@@ -8,21 +8,19 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from talaria import time
 from talaria.errors import WireError
 from talaria.protocol.actions import Publish, SendChunks
 from talaria.protocol.events import Connected, Received
-from talaria.protocol.transfer import chunk_frames
+from talaria.protocol.line import Line, Sent, send
 from talaria.wire.chunks import Cut
 from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, NotTaken, Transport
 
 logger = logging.getLogger(__name__)
 
 Read = Callable[[Cut], bytes]
-Sent = Callable[[int], None]
 Work = Coroutine[Any, Any, None]
 GOODBYE_S = 5.0
 
@@ -35,7 +33,7 @@ class Driver:
     def __init__(self, read: Read, sent: Sent = lambda size: None, *, inbox: int, known: bool = False) -> None:
         self._read, self._sent, self._known = read, sent, known
         self.inbox: asyncio.Queue[object] = asyncio.Queue(inbox)
-        self._line: asyncio.Queue[Publish | SendChunks] = asyncio.Queue()
+        self._line = Line()
         self._beside: list[asyncio.Task[None]] = []
         self.last_word: Callable[[], tuple[str, bytes] | None] = lambda: None
         """Topic and payload of what is said before the link is closed; None for nothing."""
@@ -84,15 +82,16 @@ class Driver:
         if (word := self.last_word()) is not None:
             await self.say_goodbye(transport, *word)
 
-    def say(self, action: Publish | SendChunks) -> None:
-        """Put something in line; chunks are read only when their turn comes."""
-        self._line.put_nowait(action)
+    def say(self, action: Publish | SendChunks) -> Publish | SendChunks | None:
+        """Put something in line; chunks are read only when their turn comes. Returns what of it did not stand there
+        already, None for nothing."""
+        return self._line.put(action)
 
     async def said(self, transport: Transport, timeout: float) -> None:
         """Wait until the line is empty and the broker has it all; ``timeout`` seconds for each at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):  # wait_for of Python 3.11 may lose that its task is cancelled
-                await self._line.join()
+                await self._line.empty()
         await transport.flush(timeout)
 
     async def say_goodbye(self, transport: Transport, topic: str, payload: bytes) -> None:
@@ -114,28 +113,17 @@ class Driver:
         """Send what stands in line. While the link is down it is dropped: a machine says again what still waits for
         an answer."""
         while True:
-            action = await self._line.get()
+            action = await self._line.next()
             try:
                 if isinstance(action, Publish):
-                    await self._publish(transport, action.topic, action.payload, action.retain)
-                    continue
-                names = {index: f"{action.kind}/{action.device}/{action.xfer}/{index}" for index in action.indices}
-                # What is asked for again, though it is on its way over a thin link, is not sent twice.
-                new = tuple(index for index, name in names.items() if not transport.flying(name))
-                frames = chunk_frames(replace(action, indices=new), _slices(self._read(action.cut)), known=self._known)
-                for index, (topic, payload) in zip(new, frames, strict=False):
-                    if not await self._publish(transport, topic, payload, False, names[index]):
-                        break
+                    if await transport.publish(action.topic, action.payload, retain=action.retain):
+                        self._sent(len(action.topic) + len(action.payload))
+                else:
+                    await send(transport, action, _slices(self._read(action.cut)), self._sent, known=self._known)
             except WireError as error:
                 logger.info("not sent on: %s", error)
             finally:
-                self._line.task_done()
-
-    async def _publish(self, transport: Transport, topic: str, payload: bytes, retain: bool, name: str = "") -> bool:
-        sent = await transport.publish(topic, payload, retain=retain, name=name)
-        if sent:
-            self._sent(len(topic) + len(payload))
-        return sent
+                self._line.done(action)
 
 
 def _slices(data: bytes) -> Callable[[int, int], memoryview]:

@@ -29,8 +29,7 @@ def test_who_is_cancelled_as_its_wait_ends_is_cancelled(turns):
         task = asyncio.ensure_future(work())
         for _ in range(5):
             await asyncio.sleep(0)
-        driver._line.get_nowait()
-        driver._line.task_done()  # ends the wait, some turns of the loop later
+        driver._line.done(await driver._line.next())  # ends the wait, some turns of the loop later
         for _ in range(turns):
             await asyncio.sleep(0)
         task.cancel()

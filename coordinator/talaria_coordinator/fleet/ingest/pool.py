@@ -15,7 +15,7 @@ from talaria import time
 from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
-from talaria.protocol.driver import Sent
+from talaria.protocol.line import Sent
 from talaria.wire.chunks import Cut
 from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.ingest import words as w

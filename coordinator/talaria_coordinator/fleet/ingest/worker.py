@@ -19,7 +19,8 @@ from talaria import time
 from talaria.errors import StateError, WireError
 from talaria.protocol.actions import Counted, SendChunks
 from talaria.protocol.coordinator.state import credit_of
-from talaria.protocol.transfer import Receiver, chunk_frames
+from talaria.protocol.line import Line, send
+from talaria.protocol.transfer import Receiver
 from talaria.wire.chunks import Cut
 from talaria.wire.frames import MAX_FRAME, decode_frame
 from talaria.wire.messages import CHUNK
@@ -92,7 +93,7 @@ class Worker:
         self._open: dict[tuple[str, str], _Upload] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._up, self._hearing = False, Hearing(2 * QUIET_S)
-        self._line: asyncio.Queue[Send] = asyncio.Queue()
+        self._line = Line()
         self._leaving = asyncio.Event()
         self._model: tuple[bytes, bytes] = b"", b""
         self._echo = Topic(fleet, "up", "echo", str(number))
@@ -120,7 +121,7 @@ class Worker:
                     case Fold():
                         group.create_task(self._fold(order))
                     case Send():
-                        self._line.put_nowait(order)
+                        self._line.put(self._chunks(order))
                     case Drop():
                         self._open.pop((order.device, order.xfer), None)
                         self._uploads.drop((order.device, order.xfer))
@@ -173,22 +174,19 @@ class Worker:
     async def _send(self, link: Mqtt) -> None:
         """Send what stands in line. What does not get through, its device asks for again."""
         while True:
-            order = await self._line.get()
-            try:
-                data = await self._read(order.sha256)
-            except StateError as error:
-                self._say(Trouble(order.device, str(error)))
-                continue
-            cut = Cut(order.size, order.chunk, order.sha256, b"")
-            chunks = SendChunks(
-                self._fleet, order.device, order.xfer, order.epoch, 0, cut, tuple(order.indices), kind="dn"
-            )
-            gone = 0
-            for topic, payload in chunk_frames(chunks, partial(_piece, data), known=True):
-                if not await link.publish(topic, payload):
-                    break
-                gone += len(topic) + len(payload)
-            self._say(Sent(gone))
+            action = await self._line.next()
+            if isinstance(action, SendChunks):
+                try:
+                    data, gone = await self._read(action.cut.sha256), list[int]()
+                    await send(link, action, partial(_piece, data), gone.append, known=True)
+                    self._say(Sent(sum(gone)))
+                except StateError as error:
+                    self._say(Trouble(action.device, str(error)))
+            self._line.done(action)
+
+    def _chunks(self, order: Send) -> SendChunks:
+        cut = Cut(order.size, order.chunk, order.sha256, b"")
+        return SendChunks(self._fleet, order.device, order.xfer, order.epoch, 0, cut, tuple(order.indices), kind="dn")
 
     async def _read(self, sha256: bytes) -> bytes:
         """The blob; the last one is kept, since nearly all ask for the same."""
