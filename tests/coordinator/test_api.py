@@ -36,6 +36,7 @@ from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.operator_commands import Order, decide
 from talaria_coordinator.server.operator_server import desk_of
 from talaria_coordinator.storage import update_summary
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.web.api import OPEN_PATHS, make_api
 from talaria_coordinator.web.metrics import Metrics, class_of
@@ -74,7 +75,7 @@ def store(tmp_path):
     store = Store(tmp_path / "coordinator.db")
     fleet = store.fleets.enter("watch", RUN, A, B)
     for device in ("anna", "bela", "carl", "dora"):
-        store.devices.see("watch", device, 1, {})
+        store.devices.see("watch", Sight(device, 1, {}))
     store.devices.quarantine("watch", "dora", "<b>two different updates</b>")
     first = store.attempts.open("watch", 1, list(KEPT), A).attempt
     for device, accuracy in zip(KEPT, (0.5, 0.9, 0.6), strict=True):

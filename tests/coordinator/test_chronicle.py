@@ -17,6 +17,7 @@ from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.maintenance.backup import back_up
 from talaria_coordinator.maintenance.restore import restore
 from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.store import Store
 
 MEMBERS = ("anna", "bela", "carl")
@@ -55,7 +56,7 @@ def lived(tmp_path):
 
         store.fleets.enter("watch", run.to_json(), *learning_of(config, run, blobs).first())
         for name in MEMBERS:
-            store.devices.see("watch", name, 1, {})
+            store.devices.see("watch", Sight(name, 1, {}))
         store.fleets.set_roster("watch", MEMBERS)
         give("pause", reason="the \x1b[31mseason")
         give("resume")
@@ -67,7 +68,7 @@ def lived(tmp_path):
         give("next", rounds=3)
         tried = store.fleets.get("watch").life.canary
         for name in tried["members"]:
-            store.devices.see("watch", name, 1, {"gate": {"run": tried["identity"][:16], "deployed": True}})
+            store.devices.see("watch", Sight(name, 1, {"gate": {"run": tried["identity"][:16], "deployed": True}}))
         round_()
         round_()
         assert not judge(store.fleets.get("watch"), store)["called_off"]

@@ -18,6 +18,7 @@ from talaria_coordinator.maintenance.backup import back_up
 from talaria_coordinator.maintenance.fsck import check
 from talaria_coordinator.maintenance.restore import restore
 from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.s3 import S3Blobs
 from talaria_coordinator.storage.store import Store
 
@@ -30,7 +31,7 @@ def learn(store, blobs, steps=3):
     epoch = store.fleets.enter("watch", RUN, model_digest, server).epoch
     store.fleets.set_roster("watch", ["a", "b"])
     for device in "ab":
-        store.devices.see("watch", device, 1, {"cpu": "arm"})
+        store.devices.see("watch", Sight(device, 1, {"cpu": "arm"}))
     store.attempts.fail("watch", store.attempts.open("watch", 1, ["a", "b"], model_digest).attempt, "nobody came")
     for round in range(1, steps + 1):
         number = store.attempts.open("watch", round, ["a", "b"], model_digest).attempt

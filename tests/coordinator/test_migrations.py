@@ -19,6 +19,7 @@ from talaria_coordinator.maintenance.restore import restore
 from talaria_coordinator.storage import migrate
 from talaria_coordinator.storage.audit import GENESIS, link
 from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.engine import open_engine
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.storage.tables import METADATA
@@ -94,7 +95,7 @@ def filled(place):
     with place.open() as store:
         epoch = store.fleets.enter("watch", RUN, A, B).epoch
         number = store.attempts.open("watch", 1, ["a"], A).attempt
-        store.devices.see("watch", "a", 2**40, {"cpu": "arm"})
+        store.devices.see("watch", Sight("a", 2**40, {"cpu": "arm"}))
         store.updates.keep("watch", number, "a", digest=B, size=1, base_version=0, found=FOUND)
         store.fleets.save_machine("watch", epoch, b"\0state")
 

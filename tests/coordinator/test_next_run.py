@@ -15,6 +15,7 @@ from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.fleet.life import carry_out, follow, judge, learning_of
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.store import Store
 
 MEMBERS = ("anna", "bela", "carl", "dora")
@@ -79,7 +80,7 @@ def tried(tmp_path):
         def answer(names, *, deployed):
             gate = {"run": store.fleets.get("watch").life.canary["identity"][:16], "deployed": deployed}
             for name in names:
-                store.devices.see("watch", name, 1, {"gate": gate})
+                store.devices.see("watch", Sight(name, 1, {"gate": gate}))
 
         def give(order):
             carry_out(order, store.fleets.get("watch"), config, store, blobs)

@@ -15,6 +15,7 @@ from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.fleet import order_box
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.server.open_state import held
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.store import Store
 
 RUN = Run(spec=ModelSpec("mlp", (4,), 3), algorithm="fedavg", rounds=2)
@@ -40,7 +41,7 @@ def order(tmp_path, monkeypatch, capsys):
     path.write_text(CONFIG)
     with Store(tmp_path / "coordinator.db") as store:
         store.fleets.enter("watch", RUN.to_json(), "", "")
-        store.devices.see("watch", "anna", 1, {})
+        store.devices.see("watch", Sight("anna", 1, {}))
 
     def give(status, *words):
         with Store(tmp_path / "coordinator.db") as store:

@@ -26,6 +26,7 @@ from talaria.errors import ConfigError, StateError
 from talaria.time import Clocks, told_by
 from talaria_coordinator.storage.audit import append
 from talaria_coordinator.storage.database import answering
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.engine import open_engine
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.storage.tables import EVENTS
@@ -307,19 +308,37 @@ def test_a_failed_round_is_tried_again_under_a_new_number(store):
 
 def test_a_device_that_was_enrolled_anew_shows_online_though_it_counts_its_boots_from_one(store):
     store.fleets.enter("watch", RUN, A, B)
-    store.devices.see("watch", "a", 3, {"cpu": "arm"})
-    store.devices.see("watch", "a", 3, {}, online=False)
+    store.devices.see("watch", Sight("a", 3, {"cpu": "arm"}))
+    store.devices.see("watch", Sight("a", 3, {}, online=False))
     (device,) = store.devices.of("watch")
     assert (device.boot, device.online, device.profile) == (3, False, {"cpu": "arm"})
-    store.devices.see("watch", "a", 1, {"cpu": "arm64"})
+    store.devices.see("watch", Sight("a", 1, {"cpu": "arm64"}))
     (device,) = store.devices.of("watch")
     assert (device.boot, device.online, device.profile) == (1, True, {"cpu": "arm64"})
+
+
+def test_devices_that_come_and_go_at_once_are_one_transaction(store):
+    """A thousand that come back with their broker were a thousand; what is recorded is the same."""
+    store.fleets.enter("watch", RUN, A, B)
+    store.devices.see("watch", Sight("b", 1, {"gate": {"run": "r"}}))
+    seen = [Sight("a", 1, {"cpu": "arm"}), Sight("b", 2, {"cpu": "arm64"}), Sight("a", 1, {}, online=False)]
+    with pytest.raises(TypeError):
+        store.devices.see("watch", *seen, Sight("c", 1, {"cpu": object()}))
+    assert [device.device for device in store.devices.of("watch")] == ["b"]
+    store.devices.see("watch", *seen)
+    assert [(d.device, d.boot, d.online, d.profile) for d in store.devices.of("watch")] == [
+        ("a", 1, False, {"cpu": "arm"}),
+        ("b", 2, True, {"gate": {"run": "r"}, "cpu": "arm64"}),
+    ]
+    joined = [event["device"] for event in store.audit.events("watch") if event["kind"] == "device-joined"]
+    assert joined == ["b", "a"]
+    store.audit.verify()
 
 
 def test_a_coordinator_that_starts_takes_nobody_for_here_before_it_hears_them(store):
     """A device may have gone meanwhile, and a backup is older than that."""
     store.fleets.enter("watch", RUN, A, B)
-    store.devices.see("watch", "a", 3, {"cpu": "arm"})
+    store.devices.see("watch", Sight("a", 3, {"cpu": "arm"}))
     store.fleets.enter("watch", RUN, A, B)
     (device,) = store.devices.of("watch")
     assert (device.boot, device.online, device.profile) == (3, False, {"cpu": "arm"})
@@ -327,8 +346,8 @@ def test_a_coordinator_that_starts_takes_nobody_for_here_before_it_hears_them(st
 
 def test_a_device_in_quarantine_keeps_its_profile(store):
     store.fleets.enter("watch", RUN, A, B)
-    store.devices.see("watch", "a", 3, {"cpu": "arm"})
-    store.devices.see("watch", "a", 3, {}, online=False)
+    store.devices.see("watch", Sight("a", 3, {"cpu": "arm"}))
+    store.devices.see("watch", Sight("a", 3, {}, online=False))
     store.devices.quarantine("watch", "a", "5 damaged chunks")
     (device,) = store.devices.of("watch")
     assert (device.online, device.profile, device.quarantine) == (False, {"cpu": "arm"}, "5 damaged chunks")
@@ -378,7 +397,7 @@ def test_every_write_of_an_older_coordinator_is_refused(place):
     with place.open() as old, place.open() as new:
         old.fleets.enter("watch", RUN, A, B)
         number = opened(old).attempt
-        old.devices.see("watch", "a", 1, {})
+        old.devices.see("watch", Sight("a", 1, {}))
         new.fleets.enter("watch", RUN, A, B)
         before = (new.attempts.of("watch"), new.devices.of("watch"), new.audit.verify())
         for write in (
@@ -386,7 +405,7 @@ def test_every_write_of_an_older_coordinator_is_refused(place):
             lambda: old.fleets.set_roster("watch", ["a"]),
             lambda: opened(old, 2),
             lambda: old.attempts.fail("watch", number, "late"),
-            lambda: old.devices.see("watch", "b", 1, {}),
+            lambda: old.devices.see("watch", Sight("b", 1, {})),
             lambda: old.devices.quarantine("watch", "a", "late"),
             lambda: keep(old, number, "a"),
             lambda: old.updates.reject("watch", number, "a", digest=B, size=1, base_version=0, reason="late"),
@@ -566,7 +585,7 @@ def test_a_reader_sees_one_state_while_others_write(store):
 def test_what_strangers_say_is_stored_as_text(store):
     store.fleets.enter("watch", RUN, A, B)
     number = opened(store).attempt
-    store.devices.see("watch", "a", 2**53, {"cpu": "\0\ud800"})
+    store.devices.see("watch", Sight("a", 2**53, {"cpu": "\0\ud800"}))
     store.devices.quarantine("watch", "a", "bad name 'x\0y\ud800'")
     (device,) = store.devices.of("watch")
     assert (device.boot, device.quarantine) == (2**53, "bad name 'x\\x00y\\ud800'")

@@ -9,6 +9,7 @@ from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.waiting import AFTER_S, EVERY_S, GATHER_S, NAMED, Gathering, Patience, waits
 from talaria_coordinator.server.open_state import held
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.records import Device
 from talaria_coordinator.storage.store import Store
 
@@ -77,13 +78,13 @@ def test_status_says_who_is_missing(tmp_path, capsys):
     named = config(tmp_path, members=("anna", "bela"))
     with Store(tmp_path / "coordinator.db") as store:
         store.fleets.enter("watch", named.run.to_json(), "0" * 64, "0" * 64)
-        store.devices.see("watch", "anna", 1, {})
+        store.devices.see("watch", Sight("anna", 1, {}))
     found = read_status(named)
     assert found["waiting"]["missing"] == ["bela"]
     render(found)
     assert "waiting: 1 of 2 devices have come" in capsys.readouterr().out
     with Store(tmp_path / "coordinator.db") as store:
-        store.devices.see("watch", "bela", 1, {})
+        store.devices.see("watch", Sight("bela", 1, {}))
     assert read_status(named)["waiting"] is None
 
 
@@ -91,7 +92,7 @@ def test_status_says_whether_a_coordinator_serves(tmp_path, capsys):
     named = config(tmp_path, members=("anna",))
     with Store(tmp_path / "coordinator.db") as store:
         store.fleets.enter("watch", named.run.to_json(), "0" * 64, "0" * 64)
-        store.devices.see("watch", "anna", 1, {})
+        store.devices.see("watch", Sight("anna", 1, {}))
 
     def told():
         found = read_status(named)

@@ -18,6 +18,7 @@ from talaria.model.spec import ModelSpec
 from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.api import ApiConfig
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.records import Spent, Worker
 from talaria_coordinator.storage.store import Store
 from talaria_coordinator.web.api import make_api
@@ -98,7 +99,7 @@ def odd(tmp_path):
     """A store whose devices say odd things."""
     store = Store(tmp_path / "coordinator.db")
     store.fleets.enter("watch", '{"rounds": 3, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
-    store.devices.see("watch", "eve", 1, {})
+    store.devices.see("watch", Sight("eve", 1, {}))
     store.devices.quarantine("watch", "eve", EVIL)
     store.attempts.fail("watch", store.attempts.open("watch", 1, ["eve"], "a" * 64).attempt, EVIL)
     views = Views(tmp_path / "coordinator.db")
@@ -116,8 +117,8 @@ def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, pa
             facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64}
             store.attempts.commit("watch", number, last=False, means={"val_accuracy": value}, **facts)
             fleet = store.fleets.get("watch")
-        store.devices.see("watch", "anna", 1, {})
-        store.devices.see("watch", "bela", 1, {}, online=False)
+        store.devices.see("watch", Sight("anna", 1, {}))
+        store.devices.see("watch", Sight("bela", 1, {}, online=False))
     views, config = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
     views.tell("watch", {"event": "error", "error": "blobs: No space left on device; free space there"})
     with listening(config) as sock, serving(make_api(views), config, sock):
@@ -215,7 +216,7 @@ def moving(tmp_path):
     store = Store(tmp_path / "coordinator.db")
     store.fleets.enter("watch", '{"rounds": 9, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
     for name in ("anna", "bela", "carl", "dora"):
-        store.devices.see("watch", name, 1, {})
+        store.devices.see("watch", Sight(name, 1, {}))
     store.devices.retire("watch", "dora", True, by="owner")
     told = [
         {"anna": {"drift.labels": 0.9, "drift.features": 9.0}},

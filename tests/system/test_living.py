@@ -21,6 +21,7 @@ from talaria_coordinator.fleet.cohort import resting, roster
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.maintenance.fsck import check
 from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.devices import Sight
 from talaria_coordinator.storage.records import Device
 from talaria_coordinator.storage.store import Store
 from talaria_edge.storage.state import DeviceStore
@@ -211,7 +212,7 @@ def test_who_was_here_when_the_coordinator_ended_was_not_away(tmp_path):
     with Store(tmp_path / "db") as store:
         store.fleets.enter("watch", "{}", "0" * 64, "0" * 64)
         for name in ("anna", "bela"):
-            store.devices.see("watch", name, 1, {}, online=name == "anna")
+            store.devices.see("watch", Sight(name, 1, {}, online=name == "anna"))
         before = time.time()
         store.fleets.enter("watch", "{}", "0" * 64, "0" * 64)
         anna, bela = store.devices.of("watch")

@@ -48,7 +48,7 @@ from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.tidying import Tidying
 from talaria_coordinator.fleet.vacancy import look, older, replaced
-from talaria_coordinator.fleet.witness import outrun, witness
+from talaria_coordinator.fleet.witness import sights, witness
 from talaria_coordinator.identity.eviction import KeepOut, nowhere
 from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.store import Store
@@ -331,6 +331,7 @@ class Service:
             self._unsaved = now
         if self._unsaved is not None and (not all(saves) or now - self._unsaved >= SOON_S):
             self._save()
+        self.store.devices.see(self.config.name, *sights(actions))  # who all come at once are one transaction
         for action in actions:
             if isinstance(action, a.SendChunks):
                 self._send(action)
@@ -360,7 +361,7 @@ class Service:
             case a.FrameRefused():
                 self._refusals.heard(action, time.monotonic())
             case a.Quarantined():
-                witness(action, name, self.store, self._tell)
+                witness(action, self._conductor.fleet, self.store, self._tell)
                 self._driver.say(a.Publish(str(Topic(name, "state", action.device)), b"", retain=True))
                 self._out_changed.set()
             case a.KeepChunk():
@@ -391,12 +392,10 @@ class Service:
                 if action.for_good:
                     self._conductor.left(action.device)
             case _:
-                witness(action, name, self.store, self._tell)
+                witness(action, self._conductor.fleet, self.store, self._tell)
                 if isinstance(action, a.DeviceUp):
                     self._intake.follow(action.device)
                     self._conductor.not_asked(action.device)
-                    if reason := outrun(action, self._conductor.fleet.epoch):
-                        self._tell("outrun", device=action.device, reason=reason)
 
     # -- uploads
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from talaria import time
 from talaria_coordinator.storage.audit import append
@@ -16,32 +16,30 @@ from talaria_coordinator.storage.tables import DEVICES, FLEETS
 
 
 @dataclass(frozen=True)
+class Sight:
+    """The birth of a device, or (not ``online``) its death; ``profile`` is what it says of itself, empty where it says
+    nothing."""
+
+    device: str
+    boot: int
+    profile: dict[str, Any]
+    online: bool = True
+
+
+@dataclass(frozen=True)
 class Devices:
     """See the module."""
 
     _database: Database
 
-    def see(self, fleet: str, device: str, boot: int, profile: dict[str, Any], online: bool = True) -> Device:
-        """Record a birth (or, with ``online=False``, a death) of a device, as the protocol's machine says it: it knows
-        late ones, and that a device enrolled anew counts its boots from one again."""
+    def see(self, fleet: str, *sights: Sight) -> None:
+        """Record births and deaths of devices, all of them or none, as the protocol's machine says them: it knows late
+        ones, and that a device enrolled anew counts its boots from one again."""
+        if not sights:
+            return
         with self._database.writing(fleet) as tx:
-            where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == device)
-            row = tx.execute(select(DEVICES).where(where)).one_or_none()
-            now = time.time()
-            if row is None:
-                tx.execute(
-                    insert(DEVICES).values(
-                        fleet=fleet, device=device, boot=boot, online=int(online), profile=json.dumps(profile),
-                        joined=now, seen=now,
-                    )
-                )  # fmt: skip
-                append(tx, "device-joined", {"boot": boot}, fleet=fleet, device=device)
-            else:
-                old = json.loads(row.profile)
-                gate = {"gate": old["gate"]} if "gate" in old else {}  # said once, also by who boots again after it
-                kept = json.dumps({**gate, **profile}) if profile else row.profile
-                tx.execute(update(DEVICES).where(where).values(boot=boot, online=int(online), profile=kept, seen=now))
-            return device_of(tx.execute(select(DEVICES).where(where)).one())
+            for sight in sights:
+                _enter(tx, fleet, sight)
 
     def quarantine(self, fleet: str, device: str, reason: str | None) -> None:
         """Keep a device out of further rounds for ``reason``, or (None) let it in again. One that never announced
@@ -74,3 +72,19 @@ class Devices:
         with self._database.reading() as tx:
             rows = tx.execute(select(DEVICES).where(DEVICES.c.fleet == fleet))
             return sorted((device_of(row) for row in rows), key=lambda device: device.device)
+
+
+def _enter(tx: Connection, fleet: str, sight: Sight) -> None:
+    where = (DEVICES.c.fleet == fleet) & (DEVICES.c.device == sight.device)
+    row = tx.execute(select(DEVICES.c.profile).where(where)).one_or_none()
+    seen: dict[str, Any] = {"boot": sight.boot, "online": int(sight.online), "seen": (now := time.time())}
+    if row is None:
+        new = {"profile": json.dumps(sight.profile), "joined": now}
+        tx.execute(insert(DEVICES).values(fleet=fleet, device=sight.device, **new, **seen))
+        append(tx, "device-joined", {"boot": sight.boot}, fleet=fleet, device=sight.device)
+        return
+    if sight.profile:
+        old = json.loads(row.profile)
+        gate = {"gate": old["gate"]} if "gate" in old else {}  # said once, also by who boots again after it
+        seen["profile"] = json.dumps({**gate, **sight.profile})
+    tx.execute(update(DEVICES).where(where).values(**seen))
