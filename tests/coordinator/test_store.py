@@ -24,6 +24,7 @@ from sqlalchemy.exc import OperationalError
 
 from talaria.errors import ConfigError, StateError
 from talaria.time import Clocks, told_by
+from talaria_coordinator.fleet.cohort import roster
 from talaria_coordinator.storage.audit import append
 from talaria_coordinator.storage.database import answering
 from talaria_coordinator.storage.devices import Sight
@@ -333,6 +334,24 @@ def test_devices_that_come_and_go_at_once_are_one_transaction(store):
     joined = [event["device"] for event in store.audit.events("watch") if event["kind"] == "device-joined"]
     assert joined == ["b", "a"]
     store.audit.verify()
+
+
+def test_as_many_are_able_as_a_roster_is_made_of(store):
+    store.fleets.enter("watch", RUN, A, B)
+    assert store.devices.able("watch") == 0
+    store.devices.see("watch", *(Sight(name, 1, {}, online=name != "d") for name in "abcd"))
+    for many, change in (
+        (4, lambda: None),
+        (3, lambda: store.devices.quarantine("watch", "a", "5 damaged chunks")),
+        (2, lambda: store.devices.retire("watch", "b", True)),
+        (3, lambda: store.devices.quarantine("watch", "a", None)),
+        (4, lambda: store.devices.retire("watch", "b", False)),
+    ):
+        change()
+        found = store.devices.of("watch")
+        assert store.devices.able("watch") == many == len(roster((), many, found))
+        assert roster((), many + 1, found) == ()
+    assert store.devices.able("other") == 0
 
 
 def test_a_coordinator_that_starts_takes_nobody_for_here_before_it_hears_them(store):

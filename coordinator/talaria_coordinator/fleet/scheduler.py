@@ -330,6 +330,8 @@ class Conductor:
 
     def _gathered(self) -> tuple[str, ...]:
         """The roster, fixed once all that are waited for have come, or have been waited for long enough."""
+        if not self.config.members and self.store.devices.able(self.config.name) < self.config.devices:
+            return ()  # counted first, as this is asked each time that one of thousands comes
         devices, now = self.store.devices.of(self.config.name), time.monotonic()
         named = [name for name in self.config.members if name not in self._retired]
         if self.config.members and not named:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from talaria import time
 from talaria_coordinator.storage.audit import append
@@ -72,6 +72,12 @@ class Devices:
         with self._database.reading() as tx:
             rows = tx.execute(select(DEVICES).where(DEVICES.c.fleet == fleet))
             return sorted((device_of(row) for row in rows), key=lambda device: device.device)
+
+    def able(self, fleet: str) -> int:
+        """How many may take part: those that have come, and neither left for good nor are shut out."""
+        mine = (DEVICES.c.fleet == fleet) & DEVICES.c.quarantine.is_(None) & DEVICES.c.retired.is_(None)
+        with self._database.reading() as tx:
+            return tx.execute(select(func.count()).select_from(DEVICES).where(mine)).scalar_one()
 
 
 def _enter(tx: Connection, fleet: str, sight: Sight) -> None:
