@@ -497,6 +497,24 @@ def test_34_two_programs_with_one_name_are_told_to_both_and_to_the_operator(othe
     assert bench.state.quarantined() == {}
 
 
+def test_34_a_new_boot_in_each_word_brings_a_device_back_so_often_a_minute_only():
+    """Each is noted, written and answered by all that is open for it; births alone were bounded."""
+    bench, ups, asked = Bench(flaps=10), 0, 0
+    for boot in range(2, 500):
+        bench.now += 0.02  # as fast as is no flood
+        heard = bench.say("anna", m.Accept(attempt=1), boot=boot)
+        ups += len(of(heard, a.DeviceUp))
+        asked += sum(b"work" in x.payload[:40] for x in of(heard, a.Publish))
+    assert ups <= 40
+    assert asked <= 40
+    assert bench.state.quarantined() == {}
+    bench.now += 60.0
+    assert of(bench.say("anna", m.Accept(attempt=1), boot=500), a.DeviceUp)  # and later it is there again
+    assert bench.state.peers["anna"].online
+    bench.say("anna", m.Decline(attempt=1, reason="never mind"), boot=500)
+    bench.finishes_with("ben")
+
+
 @pytest.mark.parametrize("lives", [[b"a", b"b", b"c", b"d", b"e"], [b"a"] * 9, [b"a", b"b", b"a", b"b"], [b""] * 9])
 def test_34_a_device_that_starts_anew_or_whose_link_breaks_is_not_two(lives):
     bench = Bench()

@@ -135,7 +135,8 @@ class CoordinatorMachine:
             raise StateError(f"epoch={event.epoch} must be above the last one, {state.epoch}; count it up in the store")
         shift, state.epoch, state.announced = event.now - state.clock, event.epoch, event.now
         for peer in state.peers.values():
-            peer.online, peer.said, peer.births, peer.left = False, 0, [], event.now
+            peer.online, peer.said, peer.left = False, 0, event.now
+            peer.births, peer.comings = [], []
             peer.reminded = peer.doubled = -1e18
             peer.idle, peer.heard, peer.told = 0.0, event.now, -1e18
         for attempt in state.attempts.values():
@@ -389,7 +390,6 @@ class CoordinatorMachine:
             t.say(device, m.Rebirth(above=header.boot - 1))
         # A last will may overtake what was said before it; and one that was cut off without a will is still online.
         if (anew or not peer.online) and header.boot > peer.dead:
-            peer.online = True
             presence.came(t, device, peer)
         match message:
             case m.Offer():

@@ -10,6 +10,9 @@ from talaria.protocol.coordinator.step_context import IgnoredError, Turn
 from talaria.wire import messages as m
 
 FLAP_SECONDS = 60.0
+COMINGS = 4
+"""So many times as often as it is born may a device come in a minute: what it says brings it back, and costs a record, a
+line of the journal, and all that it may have missed."""
 RETURNS = 3
 """A broker may bring an old birth again; three times within a minute it is another program that lives."""
 DOUBLED = (
@@ -48,12 +51,18 @@ def lifecycle(t: Turn, device: str, peer: Peer, boot: int, message: m.DeviceBirt
             raise IgnoredError(f"more than {t.rules.flaps} births within a minute; it is away until it speaks")
     elif peer.online and peer.profile == message.profile:
         return
-    peer.boot, peer.online, peer.profile = boot, True, message.profile
+    peer.boot, peer.profile = boot, message.profile
     came(t, device, peer)
 
 
 def came(t: Turn, device: str, peer: Peer) -> None:
-    """Told by its birth, or by the first that it says where that came first: ask it again for what is open."""
+    """Told by its birth, or by the first that it says where that came first: ask it again for what is open. Who comes
+    without end is away until it says something later on."""
+    recent = [at for at in peer.comings if t.now - at < FLAP_SECONDS]
+    peer.online = len(recent) < COMINGS * t.rules.flaps
+    peer.comings = [*recent, t.now] if peer.online else recent
+    if not peer.online:
+        return
     t.act(a.DeviceUp(device, peer.boot, peer.profile))
     for attempt in t.state.attempts.values():
         if device in attempt.cohort and uploads.countable(t, attempt):

@@ -110,6 +110,8 @@ class Peer:
     guard: ReplayWindow = field(default_factory=ReplayWindow)
     births: list[tuple[float, bytes, bool]] = field(default_factory=list)
     """When it was born within the last minute, as which process, and whether that was acted on as a new boot."""
+    comings: list[float] = field(default_factory=list, compare=False, metadata=state_codec.of_this_life())
+    """When, within the last minute, it came, by a birth or by what it said."""
     doubled: float = -1e18
     """When it was last told that two programs have its name."""
     shared: int = 0
