@@ -133,6 +133,16 @@ def test_a_brokers_file_that_the_disk_refuses(said, tmp_path, monkeypatch, file)
     assert f"broker: state/broker/{file} cannot be written (No space left on device); free space there" in text
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_the_brokers_log(said, tmp_path):
+    """Nobody reads it: the start waited for somebody."""
+    (tmp_path / "fleet.toml").write_text(FLEET.lstrip())
+    (tmp_path / "state" / "broker").mkdir(parents=True)
+    os.mkfifo(tmp_path / "state" / "broker" / "mosquitto.log")
+    text = said("coordinator", "serve", "fleet.toml")
+    assert "broker: state/broker/mosquitto.log cannot be written (No such device or address); name a file" in text
+
+
 @pytest.mark.parametrize(
     ("old", "new", "field", "value", "mend"),
     [
@@ -284,7 +294,7 @@ def test_a_simulation_that_is_given_something_wrong(said, changed, words, field,
 @pytest.mark.parametrize("out", [".", "..", "/", ""])
 def test_a_folder_where_a_file_is_to_be_written(said, out):
     text = said("programs", "build", "--model", "mlp", "--shape", "4", "--classes", "2", "-o", out)
-    assert "cannot write" in text
+    assert "cannot be written" in text
     assert text.strip().endswith("name a file")
 
 

@@ -10,6 +10,8 @@ from stat import S_ISREG
 from threading import get_ident
 from typing import BinaryIO
 
+from talaria.errors import StateError, so_that_it_can_be_written
+
 
 def write(path: Path, data: bytes | memoryview, *, mode: int = 0o600, alone: bool = True) -> None:
     """Replace ``path`` by ``data``, or leave it as it was and raise OSError, also where it is a device or a pipe.
@@ -35,6 +37,16 @@ def write(path: Path, data: bytes | memoryview, *, mode: int = 0o600, alone: boo
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def write_as(what: str, path: Path, data: bytes | memoryview, *, mode: int = 0o600) -> None:
+    """:func:`write`, for people. Raises :class:`~talaria.errors.StateError`, which begins with ``what`` asked for the
+    file, names it, and says the mend."""
+    try:
+        write(path, data, mode=mode)
+    except OSError as error:
+        mend = so_that_it_can_be_written(error)
+        raise StateError(f"{what} {path} cannot be written ({error.strerror}); {mend}") from None
 
 
 def rename(source: Path, target: Path) -> None:

@@ -78,7 +78,7 @@ def so_that_it_can_be_written(error: OSError) -> str:
         return "let this program write there"
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
         return "make that folder"
-    if error.errno in (errno.EISDIR, errno.EBUSY):
+    if error.errno in (errno.EISDIR, errno.EBUSY, errno.ENXIO):
         return "name a file"
     return "check that disk"
 

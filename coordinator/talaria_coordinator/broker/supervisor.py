@@ -51,6 +51,11 @@ os.execv(sys.argv[4], sys.argv[4:])
 """
 
 
+def _at_once(path: str, flags: int) -> int:
+    """Refused where it is a pipe, for whose reader one would wait."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
 class Keeper:
     """``command`` as our child, its output appended to ``log``; for root, under the user and group of ``account``.
     ``answers`` says whether this child serves yet, and ``forget`` takes away what it kept, True where there was any:
@@ -143,7 +148,7 @@ class Keeper:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), *map(str, self._account), *self._command]
-        with self._log.open("ab") as out:
+        with open(self._log, "ab", opener=_at_once) as out:
             self._begun = out.tell()
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
 

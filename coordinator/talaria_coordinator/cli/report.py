@@ -50,7 +50,7 @@ def report(
 ) -> None:
     """Tell what the fleet has lived through: who came and left, runs that followed one another, trials, pauses and
     restores, on a time line. From the audit log; the coordinator may be running or not."""
-    from talaria.errors import StateError, so_that_it_can_be_written
+    from talaria.errors import StateError
     from talaria_coordinator.config.fleet import load_config
     from talaria_coordinator.server.open_state import open_store
 
@@ -60,11 +60,7 @@ def report(
             raise StateError(f"report: the store holds no fleet {loaded.name!r}; serve it first")
         found = chronicle(store.audit.events(loaded.name, last=10**9, kinds=KINDS))
     if out is not None:
-        try:
-            durable.write(out, page(loaded.name, found).encode(), mode=0o644)
-        except OSError as error:
-            mend = so_that_it_can_be_written(error)
-            raise StateError(f"--out {out}: cannot be written ({error.strerror}); {mend}") from None
+        durable.write_as("--out", out, page(loaded.name, found).encode(), mode=0o644)
         typer.echo(f"report: {out}", err=True)
     typer.echo(json.dumps({"fleet": loaded.name, **found.facts()}, indent=2) if as_json else lines(loaded.name, found))
 

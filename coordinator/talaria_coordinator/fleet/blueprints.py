@@ -11,6 +11,11 @@ from talaria import durable
 from talaria.errors import StateError
 from talaria.federated import blueprint, make_blueprint, run_model
 from talaria.federated.run import Run
+from talaria.wire.messages import MAX_TRANSFER
+from talaria.wire.strict_safetensors import MAX_HEADER
+
+LARGEST = 8 + MAX_HEADER + MAX_TRANSFER
+"""Bytes of a blueprint: of a model that travels, and its header."""
 
 
 def prepare(run: Run, state: Path) -> None:
@@ -24,13 +29,13 @@ def prepare(run: Run, state: Path) -> None:
     path = beside(state, "blueprint", run)
 
     def read() -> blueprint.Blueprint:
-        return blueprint.decode(durable.read(path))
+        return blueprint.decode(durable.read(path, LARGEST))
 
     try:
         known = read()
     except (FileNotFoundError, StateError):
         data = make_blueprint.made(run.to_json()) if sys.modules.get("torch") is None else make_blueprint.here(run)
-        keep(path, data)
+        durable.write_as("fleet:", path, data)
         known = blueprint.decode(data)
     except OSError as error:
         raise StateError(f"fleet: cannot read {path}: {error.strerror}; mend its rights") from None
@@ -43,11 +48,3 @@ def beside(state: Path, what: str, run: Run) -> Path:
     needs no other."""
     known = f"{talaria.__version__} {run.identity}"
     return state / f"{what}-{hashlib.sha256(known.encode()).hexdigest()[:16]}"
-
-
-def keep(path: Path, data: bytes) -> None:
-    """Write what was worked out. Raises :class:`~talaria.errors.StateError` where the disk refuses."""
-    try:
-        durable.write(path, data)
-    except OSError as error:
-        raise StateError(f"fleet: cannot write {path}: {error.strerror}; free space, or mend its rights") from None

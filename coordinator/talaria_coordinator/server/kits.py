@@ -28,12 +28,12 @@ def prepared(config: FleetConfig) -> bytes:
         return config.kit.read_bytes()
     path = blueprints.beside(config.state, "kit", config.run)
     try:
-        data = durable.read(path)
+        data = durable.read(path, kits.LARGEST + 1)
         kits.decode(data).require(config.run)
         return data
     except (FileNotFoundError, StateError):
         data = _made(config.run.to_json())
-        blueprints.keep(path, data)
+        durable.write_as("fleet:", path, data)
         return data
     except OSError as error:
         raise StateError(f"fleet: cannot read {path}: {error.strerror}; mend its rights") from None

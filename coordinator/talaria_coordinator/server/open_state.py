@@ -10,7 +10,7 @@ from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from talaria import durable
-from talaria.errors import ConfigError, StateError, so_that_it_can_be_written
+from talaria.errors import ConfigError, StateError
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.storage.blobs import Blobs, FolderBlobs
 from talaria_coordinator.storage.store import Store
@@ -47,12 +47,7 @@ def open_blobs(config: FleetConfig) -> Blobs:
 def write_url(state: Path, name: str, url: str) -> None:
     """Write where something is reached now to the state folder. Raises :class:`~talaria.errors.StateError` where that
     refuses, or something else than a file has the place."""
-    path = state / name
-    try:
-        durable.write(path, f"{url}\n".encode(), mode=0o666)
-    except OSError as error:
-        mend = so_that_it_can_be_written(error)
-        raise StateError(f"fleet: {path} cannot be written ({error.strerror}); {mend}") from None
+    durable.write_as("fleet:", state / name, f"{url}\n".encode(), mode=0o666)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from talaria import durable
-from talaria.errors import ConfigError, so_that_it_can_be_written
+from talaria.errors import ConfigError
 
 app = typer.Typer(
     help="Training steps as files: made where torch is, run with onnxruntime and numpy alone.",
@@ -51,7 +51,7 @@ def build(
     except ValueError:
         raise ConfigError(f"shape={shape[:80]!r} must be whole numbers with commas between, such as 6,100") from None
     recipe = Recipe(momentum=momentum, weight_decay=weight_decay, smoothing=smoothing)
-    _write(out, made(ModelSpec(model, sizes, classes), trained, recipe))
+    durable.write_as("--out", out, made(ModelSpec(model, sizes, classes), trained, recipe), mode=0o644)
     _shown(out, as_json)
 
 
@@ -72,7 +72,7 @@ def kit(
     from talaria.federated.run_file import run_in
 
     data = kits.encode(kit_of(run_in(fleet)))
-    _write(out, data)
+    durable.write_as("--out", out, data, mode=0o644)
     count = len(kits.decode(data).source.files)
     typer.echo(f"{out}: {len(data)} bytes, {count} programs and graphs")
 
@@ -88,13 +88,6 @@ def verify(
     """
     if not _shown(file, as_json):
         raise typer.Exit(1)
-
-
-def _write(out: Path, data: bytes) -> None:
-    try:
-        durable.write(out, data, mode=0o644)
-    except OSError as why:
-        raise ConfigError(f"cannot write {out}: {why.strerror}; {so_that_it_can_be_written(why)}") from None
 
 
 def _shown(file: Path, as_json: bool) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from talaria import durable
-from talaria.errors import ConfigError, StateError, so_that_it_can_be_written
+from talaria.errors import ConfigError
 
 
 def report(
@@ -35,11 +35,7 @@ def report(
         )
     found = compare.compared(runs, page=out is not None)
     if out is not None:
-        try:
-            durable.write(out, compare.page(found).encode("utf-8", "backslashreplace"), mode=0o644)
-        except OSError as error:
-            mend = so_that_it_can_be_written(error)
-            raise StateError(f"--out {out}: cannot be written ({error.strerror}); {mend}") from None
+        durable.write_as("--out", out, compare.page(found).encode("utf-8", "backslashreplace"), mode=0o644)
         typer.echo(f"report: {out}", err=True)
     if as_json:
         typer.echo(json.dumps({run.name: compare.figures(run) for run in found}, indent=2))

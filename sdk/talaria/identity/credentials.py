@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from talaria import durable
-from talaria.errors import ConfigError, StateError, TransportError, so_that_it_can_be_written
+from talaria.errors import ConfigError, StateError, TransportError
 from talaria.wire.broker_url import Tls
 from talaria.wire.signing import KEY_BYTES, Signer
 
@@ -70,12 +70,7 @@ def make_private(folder: Path) -> None:
 
 def write(path: Path, data: bytes, *, private: bool = False) -> None:
     """Replace ``path`` durably; a private file is never, not even for a moment, readable by others."""
-    try:
-        durable.write(path, data, mode=0o600 if private else 0o644)
-    except OSError as error:
-        raise StateError(
-            f"identity: {path} could not be written: {error.strerror}; {so_that_it_can_be_written(error)}"
-        ) from None
+    durable.write_as("identity:", path, data, mode=0o600 if private else 0o644)
 
 
 def read(path: Path, mend: str, largest: int = LARGEST_FILE) -> bytes:

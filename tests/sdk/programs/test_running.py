@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from talaria.cli.programs import app
-from talaria.errors import ConfigError, DataError, ModelError, TooLarge
+from talaria.errors import ConfigError, DataError, ModelError, StateError, TooLarge
 from talaria.model import zoo
 from talaria.programs import vector
 from talaria.programs.program import Program
@@ -401,10 +401,10 @@ def test_the_command_names_what_is_wrong(tmp_path):
         (["build", "--model", "nosuch", "--shape", "4", "--classes", "4"], "nosuch"),
         (
             ["build", "--model", "mlp", "--shape", "4", "--classes", "4", "-o", str(tmp_path / "no" / "p")],
-            "cannot write",
+            "cannot be written",
         ),
         (["verify", str(tmp_path / "none")], "cannot read"),
     ):
         done = runner.invoke(app, words)
-        assert isinstance(done.exception, ConfigError), done.output
+        assert isinstance(done.exception, ConfigError | StateError), done.output
         assert said in str(done.exception)

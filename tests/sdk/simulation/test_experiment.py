@@ -157,7 +157,7 @@ def test_the_page_and_the_frame(data: talaria.Federated, tmp_path: Path) -> None
     page = result.report(tmp_path / "out.html").read_text()
     assert "anna" in page
     assert "Round by round" in page
-    with pytest.raises(StateError, match="cannot write"):
+    with pytest.raises(StateError, match="cannot be written"):
         result.report(tmp_path / "missing" / "out.html")
     frame = result.to_frame()
     pandas = importlib.import_module("pandas")  # it takes a third of a second, and one test

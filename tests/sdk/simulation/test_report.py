@@ -282,7 +282,7 @@ def test_bad_summaries_name_the_key(summary: dict[str, Any], change: Any, messag
 
 
 def test_a_page_that_cannot_be_written_says_so(summary: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"cannot write .*No such file"):
+    with pytest.raises(StateError, match=r"cannot be written .*No such file"):
         write_html(summary, tmp_path / "missing" / "report.html")
     (page := tmp_path / "report.html").write_text("before")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -11,8 +11,8 @@ from talaria.wire import messages as m
 
 FLAP_SECONDS = 60.0
 COMINGS = 4
-"""So many times as often as it is born may a device come in a minute: what it says brings it back, and costs a record, a
-line of the journal, and all that it may have missed."""
+"""So many times as often as it is born may a device come in a minute: what it says brings it back too. Each coming
+costs a record, a line of the journal, and all that it may have missed."""
 RETURNS = 3
 """A broker may bring an old birth again; three times within a minute it is another program that lives."""
 DOUBLED = (

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from talaria import durable
-from talaria.errors import StateError, so_that_it_can_be_written
 from talaria.simulation.reporting import charts
 from talaria.simulation.reporting.style import document
 from talaria.simulation.reporting.summary import (
@@ -22,13 +21,9 @@ from talaria.simulation.reporting.summary import (
 
 
 def write_html(summary: Mapping[str, Any], path: Path) -> Path:
-    """Write :func:`html` of ``summary`` to ``path``. :class:`StateError` where the file cannot be written."""
-    page = html(summary)
-    try:
-        durable.write(path, page.encode("utf-8", "backslashreplace"), mode=0o644)
-    except OSError as error:
-        mend = so_that_it_can_be_written(error)
-        raise StateError(f"report: cannot write {path} ({error.strerror}); {mend}") from None
+    """Write :func:`html` of ``summary`` to ``path``. Raises :class:`~talaria.errors.StateError` where it cannot be
+    written."""
+    durable.write_as("report:", path, html(summary).encode("utf-8", "backslashreplace"), mode=0o644)
     return path
 
 
