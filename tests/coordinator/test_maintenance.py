@@ -314,7 +314,7 @@ def test_damaged_copies_are_refused_and_leave_the_store_empty(tmp_path):
         *((name, pipe, "is damaged .it is no file") for name in ("manifest.json", "rows.jsonl", model_digest)),
         ("manifest.json", lambda p: p.write_text("[" * 70_000), "is damaged"),
         ("manifest.json", lambda p: p.unlink(), "cannot be read"),
-        ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"revision": "0099"})), "revision 0099"),
+        ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"revision": "0099"})), "revision '0099'"),
         ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"rows": 1})), "has not the 1 rows"),
         ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"created": 1e300})), "is damaged"),
         ("manifest.json", lambda p: p.write_text(json.dumps(manifest | {"created": float("nan")})), "is damaged"),
@@ -469,6 +469,11 @@ def test_the_commands(config):
     assert "1 things are damaged" in talaria("fsck", config).stdout
     if loaded.store.database is None:
         (config.parent / "state" / "coordinator.db").rename(config.parent / "damaged.db")
+        other = config.with_name("other.toml")
+        other.write_text(config.read_text().replace(f'name = "{loaded.name}"', 'name = "other"', 1))
+        refused = str(talaria("restore", other, copy).exception)
+        assert f"copy holds '{loaded.name}', and fleet.toml names 'other'" in refused
+        assert not list(config.parent.glob("state/coordinator.db*"))
         done = talaria("restore", config, copy)
         assert done.exit_code == 0, done.exception
         assert talaria("fsck", config).exit_code == 0

@@ -50,7 +50,7 @@ def restore(
 
     loaded = load_config(config)
     with held(loaded.state):
-        made = summary(restore_from(loaded.database, open_blobs(loaded), source))
+        made = summary(restore_from(loaded.database, open_blobs(loaded), source, loaded.name))
     _say({"restored": str(source), **made}, f"{made['rows']} rows and {made['blobs']} blobs are restored", as_json)
 
 

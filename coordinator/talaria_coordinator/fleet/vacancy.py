@@ -3,21 +3,21 @@
 The last coordinator left its birth with the broker. One that this store knows of was its own: whoever starts last has
 the fleet. Any other is a stranger to this store, which is new, or restored from a backup, or another folder by mistake.
 Whether that one lives is asked then: a coordinator that hears itself called away says that it is there; and where a
-broker knows both by one name, it comes back as soon as this connection is given up.
+broker knows both by one name, looking has put it out, and it puts this connection out as soon as it comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from talaria.errors import StateError, WireError
 from talaria.protocol.actions import Fenced
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, decode_frame, encode_frame, signed_by
-from talaria.wire.mqtt import Arrival, Transport, Will
+from talaria.wire.mqtt import Arrival, Incoming, LinkDown, Transport, Will
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic
 from talaria.wire.validity import day_of
@@ -25,8 +25,8 @@ from talaria_coordinator.fleet.witness import LAST_DAY_MS
 
 LOOK_S = 2.0
 """Seconds that a broker may take to deliver what it has retained, and what is sent to it."""
-ANSWER_S = 5.0
-"""Seconds that a coordinator may take to answer."""
+ANSWER_S = 10.0
+"""Seconds that a coordinator may take to answer, or to come back: a link that breaks again and again waits up to 8."""
 GRACE_S = 0.05
 """Messages that were on their way together may come in any order."""
 
@@ -41,21 +41,36 @@ async def look(connect: Connect, fleet: str, signer: Signer | None, known: int) 
     Raises :class:`~talaria.errors.StateError` where another coordinator serves it, and
     :class:`~talaria.errors.TransportError` where the broker does not answer.
     """
-    found = await _left(connect, fleet, signer, known)
-    if found is None or found.epoch == known:
-        return 0 if found is None else found.epoch
-    lives = found.lives
-    if not found.online:
-        # Where a broker knows both by one name, looking has cut the other one off: it comes back now, if it lives.
-        await asyncio.sleep(ANSWER_S)
-        again = await _left(connect, fleet, signer, known)
-        lives = again is not None and again.online and again.epoch >= found.epoch
-    if lives:
-        raise StateError(
-            f"fleet {fleet!r}: another coordinator serves it (of epoch {found.epoch}; the last one of this store is "
-            f"{known or 'none'}). Leave that one alone; or stop it first, where this store is to go on instead"
-        )
-    return found.epoch
+    topic = str(Topic(fleet, "co/state"))
+    link = connect(lambda: Will(topic, b"", retain=False))
+    await link.start()
+    try:
+        # What is said after subscribing comes back after what was retained. An empty message means nothing to anybody.
+        await link.publish(topic, b"")
+        left = await _first(link, topic, LOOK_S, lambda item: _birth(item, fleet, signer))
+        if left is None:
+            return 0
+        epoch, birth = left
+        if epoch == known:
+            return epoch
+        if birth.online:
+            away = Header(birth.TYPE, fleet, boot=epoch)
+            await link.publish(topic, encode_frame(away, m.encode_message(replace(birth, online=False)), signer))
+
+        def lives(item: Incoming) -> bool | None:
+            if isinstance(item, LinkDown):
+                return True
+            said = None if isinstance(item, Arrival) and item.retained else _birth(item, fleet, signer)
+            return True if said is not None and said[1].online else None
+
+        if await _first(link, "", ANSWER_S, lives):
+            raise StateError(
+                f"fleet {fleet!r}: another coordinator serves it (of epoch {epoch}; the last one of this store is "
+                f"{known or 'none'}). Leave that one alone; or stop it first, where this store is to go on instead"
+            )
+        return epoch
+    finally:
+        await link.close()
 
 
 def older(found: int, known: int) -> str:
@@ -71,44 +86,8 @@ def older(found: int, known: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Left:
-    """The birth that the last coordinator left; ``lives`` where it answered just now."""
-
-    epoch: int
-    online: bool
-    lives: bool = False
-
-
-async def _left(connect: Connect, fleet: str, signer: Signer | None, known: int) -> _Left | None:
-    topic = str(Topic(fleet, "co/state"))
-    link = connect(lambda: Will(topic, b"", retain=False))
-    await link.start()
-    try:
-        # What is said after subscribing comes back after what was retained. An empty message means nothing to anybody.
-        await link.publish(topic, b"")
-        heard = await _first(link, topic, LOOK_S, lambda arrival: _birth(arrival, fleet, signer))
-        if heard is None:
-            return None
-        epoch, birth = heard
-        if not birth.online or epoch == known:
-            return _Left(epoch, birth.online)
-        away = encode_frame(
-            Header(birth.TYPE, fleet, boot=epoch), m.encode_message(replace(birth, online=False)), signer
-        )
-        await link.publish(topic, away)
-
-        def answers(arrival: Arrival) -> bool | None:
-            said = None if arrival.retained else _birth(arrival, fleet, signer)
-            return True if said is not None and said[1].online else None
-
-        return _Left(epoch, True, await _first(link, "", ANSWER_S, answers) is not None)
-    finally:
-        await link.close()
-
-
-async def _first(link: Transport, marker: str, seconds: float, read: Callable[[Arrival], T | None]) -> T | None:
-    """What ``read`` makes of the first message that it knows; None after so many seconds, or once an empty message came
+async def _first(link: Transport, marker: str, seconds: float, read: Callable[[Incoming], T | None]) -> T | None:
+    """What ``read`` makes of the first item that it knows; None after so many seconds, or once an empty message came
     back on the topic ``marker``."""
     end = asyncio.get_running_loop().time() + seconds
     while True:
@@ -117,20 +96,18 @@ async def _first(link: Transport, marker: str, seconds: float, read: Callable[[A
                 item = await link.receive()
         except TimeoutError:
             return None
-        if not isinstance(item, Arrival):
-            continue
-        if item.topic == marker and not item.payload:
+        if isinstance(item, Arrival) and item.topic == marker and not item.payload:
             end = min(end, asyncio.get_running_loop().time() + GRACE_S)
         elif (found := read(item)) is not None:
             return found
 
 
-def _birth(arrival: Arrival, fleet: str, signer: Signer | None) -> tuple[int, m.CoordinatorBirth] | None:
+def _birth(item: Incoming, fleet: str, signer: Signer | None) -> tuple[int, m.CoordinatorBirth] | None:
     """The epoch and words of a coordinator of this fleet; None for anything else."""
-    if arrival.topic != str(Topic(fleet, "co/state")) or not arrival.payload:
+    if not isinstance(item, Arrival) or item.topic != str(Topic(fleet, "co/state")) or not item.payload:
         return None
     try:
-        frame = decode_frame(arrival.payload)
+        frame = decode_frame(item.payload)
         said = m.decode_message(frame)
     except WireError:
         return None

@@ -20,6 +20,7 @@ from typing import Any
 
 from talaria import durable, time
 from talaria.errors import ConfigError, StateError
+from talaria.foreign import shown
 from talaria_coordinator.storage import migrate, table_dump
 from talaria_coordinator.storage.blobs import Blobs, FolderBlobs
 from talaria_coordinator.storage.store import Store
@@ -59,8 +60,8 @@ class Manifest:
             raise ConfigError(f"restore: {path} is damaged; {mend}") from None
         if found.format != FORMAT or found.revision not in migrate.REVISIONS:
             raise ConfigError(
-                f"restore: {folder} is of format {found.format}, revision {found.revision}; this version reads format "
-                f"{FORMAT} up to revision {migrate.HEAD}; restore it with the version that made it"
+                f"restore: {folder} is of format {shown(found.format)}, revision {shown(found.revision)}; this version "
+                f"reads format {FORMAT} up to revision {migrate.HEAD}; restore it with the version that made it"
             )
         return found
 

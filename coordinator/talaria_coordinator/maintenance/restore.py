@@ -12,6 +12,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, func, select, update
 
 from talaria.errors import ConfigError, StateError
+from talaria.foreign import shown
 from talaria_coordinator.maintenance.backup import Manifest
 from talaria_coordinator.storage import audit, migrate, table_dump
 from talaria_coordinator.storage.blobs import PIECE, Blobs, FolderBlobs
@@ -20,11 +21,12 @@ from talaria_coordinator.storage.engine import open_engine
 from talaria_coordinator.storage.tables import EVENTS, FLEETS
 
 
-def restore(where: Path | URL, blobs: Blobs, source: Path) -> Manifest:
-    """Fill the empty store at ``where`` and ``blobs`` from the backup in ``source``.
+def restore(where: Path | URL, blobs: Blobs, source: Path, fleet: str = "") -> Manifest:
+    """Fill the empty store at ``where`` and ``blobs`` from the backup in ``source``, which must hold this ``fleet``,
+    where one is named.
 
     Blobs come first, each verified, and rows last, in one transaction: broken off, it can be run again. Raises
-    :class:`~talaria.errors.ConfigError` for a folder that is no backup or a store that holds something, and
+    :class:`~talaria.errors.ConfigError` for a folder that is no backup of it or a store that holds something, and
     :class:`~talaria.errors.StateError` for a damaged backup.
     """
     path = source / "rows.jsonl"
@@ -33,6 +35,11 @@ def restore(where: Path | URL, blobs: Blobs, source: Path) -> Manifest:
             raise StateError(f"restore: {each} is damaged (it is no file); take another backup")
     manifest = Manifest.read(source)
     _require_intact(path, manifest.sha256)
+    if fleet and fleet not in (held := table_dump.fleets(path)):
+        raise ConfigError(
+            f"restore: {source} holds {', '.join(map(shown, held[:5])) or 'no fleet'}, and fleet.toml names {fleet!r}; "
+            "give a backup of that one"
+        )
     engine = open_engine(where)
     try:
         with answering(engine), engine.begin() as tx:

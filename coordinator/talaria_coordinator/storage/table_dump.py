@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from sqlalchemy import Connection, LargeBinary, MetaData, Table, insert, inspect, select, text
@@ -62,6 +63,12 @@ def load(tx: Connection, lines: BinaryIO) -> int:
         # Rows came with their numbers; the next event takes the one after.
         tx.execute(text("SELECT setval(pg_get_serial_sequence('events', 'seq'), max(seq)) FROM events"))
     return count
+
+
+def fleets(path: Path) -> list[str]:
+    """The names of the fleets in a file of rows that :func:`dump` wrote. Raises as :func:`load`."""
+    with path.open("rb") as lines:
+        return sorted(str(values.get("fleet")) for name, values in _lines(lines) if name == FLEETS.name)
 
 
 def _tables(tx: Connection) -> dict[str, Table]:

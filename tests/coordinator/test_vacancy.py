@@ -1,0 +1,43 @@
+"""Whoever enters a fleet looks first whether another one serves it, at a broker that knows both by one name."""
+
+import asyncio
+
+import pytest
+
+from talaria.errors import StateError
+from talaria.wire import messages as m
+from talaria.wire.frames import Header, encode_frame
+from talaria.wire.mqtt import Mqtt, Will
+from talaria_coordinator.broker import find_mosquitto, open_broker
+from talaria_coordinator.fleet import vacancy
+
+TOPIC = "fl/1/watch/co/state"
+EPOCH = 1_795_000_000_000
+
+
+def birth(online):
+    said = m.CoordinatorBirth(online=online, key=b"", chunk=1024, credit=8, max_update=1 << 20, retry=1.0, spec=b"{}")
+    return encode_frame(Header(said.TYPE, "watch", boot=EPOCH), m.encode_message(said))
+
+
+@pytest.mark.skipif(find_mosquitto() is None, reason="Mosquitto is not installed")
+def test_a_coordinator_that_looking_puts_out_is_left_alone_where_it_comes_back(tmp_path, monkeypatch):
+    """The broker told its last will, and to a second look the same will again: it always lost its fleet."""
+    with open_broker("mosquitto", state=tmp_path) as broker:
+
+        def link(will):
+            return Mqtt(broker.url, "watch.coordinator", ("fl/1/watch/#",), will=will)
+
+        async def story():
+            other = link(lambda: Will(TOPIC, birth(False), retain=True))
+            await other.start()
+            await other.publish(TOPIC, birth(True), retain=True)
+            await other.flush(5.0)
+            with pytest.raises(StateError, match="another coordinator serves it"):
+                await vacancy.look(link, "watch", None, known=EPOCH - 1)
+            assert await vacancy.look(link, "watch", None, known=EPOCH) == EPOCH  # its own: who starts last has it
+            await other.close()
+            monkeypatch.setattr(vacancy, "ANSWER_S", 0.5)
+            assert await vacancy.look(link, "watch", None, known=EPOCH - 1) == EPOCH  # it is gone
+
+        asyncio.run(story())
