@@ -274,6 +274,9 @@ def test_a_cohort_below_the_threshold(flaw: bool, monkeypatch: pytest.MonkeyPatc
             attack.devices["d1"].receive(Survivors(("d1", "d2")))
         with pytest.raises(ConfigError, match="owner asks for"):
             DeviceHalf.begin(terms_of(2), COORDINATES, who()[VICTIM], given[VICTIM].tensors, least=3)
+        few = terms_of(6, degree=2, own_threshold=2)  # whatever the cohort, two neighbours know all that hides it
+        with pytest.raises(ConfigError, match=r"own_threshold=2 of them.*owner asks for"):
+            DeviceHalf.begin(few, COORDINATES, who()[VICTIM], given[VICTIM].tensors, least=3)
         return
     opening = attack.open(alone, alone)[VICTIM]
     seed = dict(opening.seeds)[VICTIM][1 : shamir.SHARE_BYTES]

@@ -359,11 +359,17 @@ def require_terms(terms: Terms, coordinates: Coordinates, least: int = LEAST) ->
 
 
 def require_company(terms: Terms, least: int) -> None:
-    """Raise :class:`ConfigError` where a sum under ``terms`` may be of fewer than ``least`` devices."""
+    """Raise :class:`ConfigError` where a sum under ``terms`` may be of fewer than ``least`` devices, or fewer of them
+    could give a device's secrets to the coordinator."""
     if min(terms.threshold, terms.needed) < least:
         raise ConfigError(
             f"secure: threshold={terms.threshold} and holders={terms.needed} hide a device among fewer than the "
             f"{least} that its owner asks for"
+        )
+    if terms.degree and terms.own_threshold < least:
+        raise ConfigError(
+            f"secure: with degree={terms.degree} neighbours own_threshold={terms.own_threshold} of them give a "
+            f"device's secrets, fewer than the {least} that its owner asks for"
         )
 
 
