@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from talaria.errors import AggregationError, ConfigError, TooLarge, WireError
 from talaria.model.masks import gather
 from talaria.privacy import messages, roster
+from talaria.privacy.clipping import WITHIN
 from talaria.privacy.fixed_point import Grid
 from talaria.privacy.neighbours import bitsets, chances, graph, smallest_part
 from talaria.privacy.terms import Terms
@@ -155,6 +156,18 @@ def test_terms_come_back_and_are_checked() -> None:
         {"threshold": 3, "bound": float("nan")},
         {"threshold": 3, "most_weight": 1 << 31},
         {"threshold": 3, "metrics": ("a", "a")},
+        {"threshold": 3, "clip": 1.0, "noise": 1.0, "metrics": ("loss",)},
+        {"threshold": 3, "clip": 1.0, "noise": 1.0, "most_weight": 8},
     ):
         with pytest.raises(ConfigError):
             terms_of(**wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_told_beside_the_values_counts_for_the_noise_that_an_owner_asks_for() -> None:
+    """A coordinator that lies could have it without any noise, and the values with enough."""
+    noisy = {"clip": 2.0, "noise": 4.0, "holders": 4}
+    assert terms_of(4).noise_by_devices == 0
+    assert terms_of(4, **noisy).noise_by_devices == 4  # type: ignore[arg-type]
+    for beside, least, most in ((0.0, 0, 0), (5e-324, 0, 1e-300), (0.25, 0.97, 0.98), (1e9, 4 - 1e-9, 4)):
+        told = terms_of(4, **noisy, metrics=(WITHIN,), metric_noise=beside)  # type: ignore[arg-type]
+        assert least <= told.noise_by_devices <= most

@@ -146,7 +146,7 @@ class Part:
         """Raise :class:`ConfigError` where this device's owner wants more company or noise, perhaps only by now. What
         the coordinator adds to a sum that it sees does not count: no device knows of it."""
         require_company(asked, self.config.least)
-        have = asked.noise * asked.needed**0.5 / asked.clip if asked.noise else 0.0
+        have = asked.noise_by_devices
         if have < self.config.least_noise:
             raise ConfigError(
                 f"secure: this device's owner wants noise of {self.config.least_noise:g} by devices ([privacy] "

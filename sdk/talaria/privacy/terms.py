@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from math import hypot
 from typing import Any
 
 import msgpack
@@ -12,6 +13,7 @@ import msgpack
 from talaria import valid
 from talaria.errors import ConfigError, WireError
 from talaria.foreign import reading
+from talaria.privacy.clipping import WITHIN
 from talaria.privacy.fixed_point import Grid
 from talaria.wire.frames import unpack
 
@@ -109,6 +111,8 @@ class Terms:
         if not isinstance(self.coordinates, bytes) or len(self.coordinates) != 32:
             raise ConfigError(f"{what}: coordinates must be a digest of 32 bytes")
         valid.names(what, "metrics", self.metrics, MOST_METRICS)
+        if self.noise and (self.most_weight or {*self.metrics} - {WITHIN}):
+            raise ConfigError(f"{what}: noise={self.noise:g} is on values alone; leave most_weight and metrics out")
         _ = self.grid
 
     @property
@@ -125,6 +129,15 @@ class Terms:
     def needed(self) -> int:
         """Holders that a coordinate needs to open."""
         return self.threshold if self.holders is None else self.holders
+
+    @property
+    def noise_by_devices(self) -> float:
+        """Noise on all that a sum tells of a device, in the lengths that it can change it by: as private as so much on
+        its values alone."""
+        if not self.noise or (WITHIN in self.metrics and not self.metric_noise):
+            return 0.0
+        beside = 0.5 / self.metric_noise / self.threshold**0.5 if WITHIN in self.metrics else 0.0
+        return 1 / hypot(self.clip / self.noise / self.needed**0.5, beside)
 
     @cached_property
     def digest(self) -> bytes:
