@@ -24,7 +24,17 @@ from talaria.programs.source import Need, Source
 from talaria.programs.training import Training
 from talaria.programs.vjp import Vjp
 from talaria.tensors import Array, Tensors
-from talaria.training.batching import LARGEST_CACHE, cut, feed, kept, layer_draws, layer_of, orders, steps_of
+from talaria.training.batching import (
+    LARGEST_CACHE,
+    cut,
+    feed,
+    kept,
+    layer_draws,
+    layer_of,
+    of_features,
+    orders,
+    steps_of,
+)
 from talaria.training.interface import Task
 from talaria.training.objectives import CrossEntropy, Curved, Objective, Pull
 from talaria.types import Recipe, Samples
@@ -96,7 +106,7 @@ class ProgramEngine:
         look = lower.look.held(state, parts[0])
         kept = np.concatenate([look({"x": part}, state)["features"] for part in parts])
         program = self.source.program(Need.of(recipe, only, upper=True))
-        return self._trained(program, task, state, recipe, None, Samples(kept, samples.y), purpose)
+        return self._trained(program, task, state, recipe, None, of_features(kept, samples.y), purpose)
 
     def _trained(
         self,

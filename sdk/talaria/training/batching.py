@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 import numpy as np
 
-from talaria.errors import TalariaError
+from talaria.errors import ModelError, TalariaError
 from talaria.seeds import Draws
 from talaria.tensors import Array
 from talaria.training import augment
@@ -18,6 +18,17 @@ AT_ONCE = 100
 LARGEST_CACHE = 512 << 20
 """Most bytes of features that are kept."""
 _WANTED: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: True)
+
+
+def of_features(features: Array, y: Array) -> Samples:
+    """Samples of what frozen layers make of others. Raises :class:`~talaria.errors.ModelError` where that is not
+    finite: no sample is to blame."""
+    if not np.isfinite(features).all():
+        raise ModelError(
+            "the model's frozen layers make NaN or infinity of the samples: its weights or statistics are too large; "
+            "lower the learning rate"
+        )
+    return Samples(features, y)
 
 
 class CalledOff(TalariaError):  # noqa: N818 - it says what is

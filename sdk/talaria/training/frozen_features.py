@@ -25,7 +25,7 @@ from talaria.planning.onnx_runtime import Exporter
 from talaria.tensors import Array, Tensors
 from talaria.tensors import only as picked
 from talaria.training import loop
-from talaria.training.batching import LARGEST_CACHE, steps_of
+from talaria.training.batching import LARGEST_CACHE, of_features, steps_of
 from talaria.training.interface import Task
 from talaria.types import Recipe, Samples
 
@@ -104,7 +104,7 @@ def cached(
     size = one.nbytes * (len(task.train) + len(task.val))
     if size > LARGEST_CACHE:
         return Cached(None, f"its features would take {size / 1e6:.0f} MB, more than {LARGEST_CACHE / 1e6:.0f}")
-    train, val = (Samples(_in_batches(run, part.x, one, batch), part.y) for part in (task.train, task.val))
+    train, val = (of_features(_in_batches(run, part.x, one, batch), part.y) for part in (task.train, task.val))
     return Cached(
         task.but(model=found.upper, train=train, val=val), f"features kept at {found.cut}, {size / 1e6:.1f} MB"
     )

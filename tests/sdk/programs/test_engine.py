@@ -145,6 +145,14 @@ def test_kept_features_change_nothing(engines, spec_of, name, keep):
     assert_near(task, found, frozen_features.train(task, state, only=only), steps=9)
 
 
+def test_weights_that_are_too_large_are_not_told_to_be_a_damaged_sample(engines, spec_of):
+    task = task_of(spec_of("imu_cnn"), recipe=RECIPE.but(epochs=3))
+    state = state_of(task.model)
+    state["conv1.weight"] = np.full_like(state["conv1.weight"], 3e38)
+    with pytest.raises(ModelError, match="frozen layers make NaN or infinity"):
+        engines("imu_cnn").train_upper(task, state, only=task.split.of("head"))
+
+
 def test_a_network_that_cannot_be_cut_trains_whole(engines, spec_of):
     task = task_of(spec_of("mlp"), recipe=RECIPE.but(epochs=3))
     state, every = state_of(task.model), task.split.keys

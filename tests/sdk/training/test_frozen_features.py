@@ -10,6 +10,7 @@ from torch.nn import Module
 import talaria
 from talaria.algorithms.fedrep import FedRep
 from talaria.data import load as load_data
+from talaria.errors import ModelError
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import load, state_of, tensor_of
@@ -285,3 +286,12 @@ def test_frozen_layers_are_those_of_the_training_loop() -> None:
     ]
     assert norms
     assert all(a == b for a, b in norms)
+
+
+def test_weights_that_are_too_large_are_not_told_to_be_a_damaged_sample() -> None:
+    """An owner was asked to drop the first of windows that are all whole."""
+    task = task_of(IMU, recipe=Recipe(epochs=2, batch=8))
+    state = lived_in(task)
+    state["conv1.weight"] = np.full_like(state["conv1.weight"], 3e38)
+    with pytest.raises(ModelError, match="frozen layers make NaN or infinity"):
+        frozen_features.train(task, state, only=task.split.of("adapters", "head"))
