@@ -141,7 +141,8 @@ class Mqtt:
 
     async def _open(self, session: _Session, filters: tuple[str, ...]) -> None:
         try:
-            await asyncio.wait_for(session.open(self.address, self._keepalive, filters), self._timeout)
+            async with asyncio.timeout(self._timeout):  # wait_for of Python 3.11 may lose that its task is cancelled
+                await session.open(self.address, self._keepalive, filters)
         except _OldBrokerError:
             await session.end()
             raise

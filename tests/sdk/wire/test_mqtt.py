@@ -82,6 +82,26 @@ def test_messages_arrive_and_the_protocol_is_agreed(broker, threaded):
     asyncio.run(story())
 
 
+def test_who_is_cancelled_in_the_moment_in_which_the_link_opens_ends(mosquitto, monkeypatch):
+    real = _Session.open
+
+    async def open_and_cancel(session, *args):
+        await real(session, *args)
+        starting.cancel()
+
+    async def story() -> None:
+        nonlocal starting
+        monkeypatch.setattr(_Session, "open", open_and_cancel)
+        link = Mqtt(mosquitto.url, "me", ("t/#",), **FAST)
+        starting = asyncio.ensure_future(link.start())
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        await link.close()
+
+    starting: asyncio.Future[None]
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize("threaded", [True, False])
 def test_a_link_follows_more_as_it_goes_on_and_after_a_cut(broker, threaded):
     async def story() -> None:
