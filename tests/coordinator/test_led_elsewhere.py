@@ -53,7 +53,7 @@ def test_the_files_of_a_broker_follow_no_link(tmp_path, precious, name):
         assert found.url.rpartition(":")[2] == (tmp_path / "broker" / "port").read_text()
 
 
-@pytest.mark.parametrize("name", ["port", "mosquitto.conf"])
+@pytest.mark.parametrize("name", ["port", "mosquitto.conf", "mosquitto.log"])
 @pytest.mark.parametrize("kind", ["pipe", "folder"])
 def test_something_else_in_the_place_of_a_brokers_file_is_named(tmp_path, name, kind):
     (tmp_path / "broker").mkdir()

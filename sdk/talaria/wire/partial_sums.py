@@ -8,6 +8,7 @@ update), ``masks`` (U8, a packed mask for each class), ``weights`` (F64) and ``c
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -89,7 +90,9 @@ def decode_partial_sum(
     weights, clients = entries["weights"].array().tolist(), entries["clients"].array().tolist()
     _require_within(weights, clients, bounds)
     packed = bytes(entries["masks"].raw)
-    own = replace(bounds.update, max_weight=bounds.update.max_weight * bounds.clients)
+    # Where masks differ, means of different clients stand beside each other: together they are longer than any of them.
+    longest = bounds.update.max_norm * math.sqrt(sum(clients))
+    own = replace(bounds.update, max_weight=bounds.update.max_weight * bounds.clients, max_norm=longest)
     update = codec.decode_update(bytes(entries["update"].raw), schema=schema, layout=layout, limits=own, client=client)
     if update.weight != sum(weights) or update.metrics:
         raise WireError(f"partial sum says weight={update.weight:g}, but its classes weigh {sum(weights):g}")

@@ -20,7 +20,7 @@ from talaria.errors import AggregationError, ConfigError, TooLarge, WireError
 from talaria.model.masks import ChannelLayout, ChannelMask, gathered
 from talaria.types import Update
 from talaria.wire import strict_safetensors
-from talaria.wire.codec import Limits, encode_update, schema_of
+from talaria.wire.codec import Limits, decode_update, encode_update, schema_of
 from talaria.wire.partial_sums import Bounds, decode_partial_sum, encode_partial_sum
 
 LAYOUT = ChannelLayout(
@@ -112,6 +112,18 @@ def test_what_a_site_says_has_the_size_of_one_update_and_the_same_bytes_each_tim
     one = encode_partial_sum(partial_sum(shared(), updates, "site"), LAYOUT, compress=False)
     assert one == encode_partial_sum(partial_sum(shared(), updates, "site"), LAYOUT, compress=False)
     assert len(one) < len(encode_update(updates[0], compress=False)) + 512
+
+
+def test_devices_that_send_as_much_as_each_may_shut_their_site_out_of_nothing():
+    """The masks are apart, so that the mean holds all that either sent."""
+    halves = [ChannelMask(LAYOUT, {"a": a, "b": b}) for a, b in (((0, 1, 2), (0, 1)), ((3, 4, 5), (2, 3)))]
+    found = []
+    for n, mask in enumerate(halves):
+        own = {name: np.zeros_like(value) for name, value in gathered(shared(), shared(), mask).items()}
+        own["c1"][0, 0, 0] = 1e6  # the largest norm that an update may have
+        update = Update(own, 8.0, f"d{n}", 4, mask=mask)
+        found.append(decode_update(encode_update(update), schema=schema_of(shared()), layout=LAYOUT, client=f"d{n}"))
+    assert sorted(travelled(partial_sum(shared(), found, "site")).means["c1"].ravel())[-2:] == [1e6, 1e6]
 
 
 def test_updates_of_two_versions_and_no_update_at_all_make_no_sum():
