@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from talaria import plugins
-from talaria.errors import StateError
+from talaria.errors import StateError, TransportError
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.protocol import actions as a
@@ -24,7 +24,7 @@ from talaria_coordinator.fleet.ingest import words as w
 from talaria_coordinator.fleet.ingest.pool import Colleague, Seat
 from talaria_coordinator.fleet.ingest.worker import Worker as RealWorker
 from talaria_coordinator.fleet.uploads import Uploads
-from talaria_coordinator.server.ingest import PROGRAM, Post
+from talaria_coordinator.server.ingest import PROGRAM, Post, _begun
 
 CUT = describe(bytes(300_000))
 KEY = ("anna", "0123456789abcdef")
@@ -196,26 +196,39 @@ def test_a_fold_that_a_worker_does_not_finish_is_left_to_the_coordinator():
     run(story)
 
 
-def test_a_worker_that_stands_still_is_replaced_and_holds_up_no_round(monkeypatch):
-    """Stopped, say: its socket stays open. One that is being started, or has
-    no broker yet, may be silent."""
-    monkeypatch.setattr("talaria_coordinator.fleet.ingest.pool.STILL_S", 0.0)
+@pytest.mark.parametrize("patience", ["BEGIN_S", "STILL_S"])
+def test_a_worker_that_stands_still_is_replaced_and_holds_up_no_round(monkeypatch, patience):
+    """Stopped, say, while it begins, or while the broker is away: its socket stays open."""
+    monkeypatch.setattr(f"talaria_coordinator.fleet.ingest.pool.{patience}", 0.2)
 
     async def story(desk, seat):
         worker = await desk.workers.get()
-        worker.says(w.Linked(False, "the broker is gone"), w.Alive())
-        while not seat.worker.word.startswith("it does not reach"):
-            await asyncio.sleep(0.01)
+        while seat.worker.pid is None:
+            await asyncio.sleep(0)
         fold = asyncio.ensure_future(seat.folded("aa", "bb", ()))
         await worker.hears()
-        assert desk.workers.empty()
-        worker.says(w.Linked(True))
+        if patience == "STILL_S":
+            worker.says(w.Linked(True), w.Linked(False, "the broker is gone"))
         assert await fold is None
         await worker.killed.wait()
         await desk.workers.get()
-        assert [facts["reason"] for event, facts in desk.told if event == "ingest-lost"] == ["it said nothing for 0 s"]
+        reasons = [facts["reason"] for event, facts in desk.told if event == "ingest-lost"]
+        assert reasons[0] == "it said nothing for 0.2 s"
 
     run(story)
+
+
+def test_a_worker_that_waits_for_a_broker_says_that_it_goes_on(monkeypatch):
+    monkeypatch.setattr("talaria_coordinator.server.ingest.AGAIN_S", 0.0)
+    said = []
+
+    class Link:
+        async def start(self):
+            if len(said) < 5:
+                raise TransportError("nobody answers")
+
+    asyncio.run(_begun(Link(), said.append))
+    assert said == [w.Linked(False, "nobody answers"), *4 * [w.Alive()]]
 
 
 def test_a_worker_with_nothing_to_do_says_that_it_goes_on(tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.ingest.pool import Colleague, Recruit
-from talaria_coordinator.fleet.ingest.words import Linked, Word, packed, words
+from talaria_coordinator.fleet.ingest.words import Alive, Linked, Word, packed, words
 from talaria_coordinator.fleet.ingest.worker import Worker
 from talaria_coordinator.fleet.life import learning_of
 from talaria_coordinator.fleet.uploads import Uploads
@@ -187,6 +187,7 @@ async def _begun(link: Mqtt, say: Callable[[Word], None]) -> None:
             if str(error) != told:
                 told = str(error)
                 say(Linked(False, told))
+            say(Alive())
             await asyncio.sleep(AGAIN_S)
         else:
             return

@@ -26,8 +26,9 @@ AGAIN_S = (0.2, 30.0)
 WELL_S = 30.0
 """One that lived so long did not die of its start."""
 
-STILL_S = 60.0
-"""One that reached the broker and says nothing for so long stands still, and holds up its devices: it is replaced."""
+BEGIN_S, STILL_S = 300.0, 60.0
+"""One that does not say its first word within so long, or then nothing for so long, stands still, and holds up its
+devices: it is replaced."""
 
 LONGEST = 200
 """Characters that are kept of a worker's last word."""
@@ -194,7 +195,7 @@ class Seat:
             wait = min(2 * wait, AGAIN_S[1])
 
     async def _work_with(self, colleague: Colleague) -> str:
-        self._now, why = colleague, ""
+        self._now, why, patience = colleague, "", BEGIN_S
         self._since, self._updates = time.time(), 0
         self.hands.tell("ingest", worker=self.number, pid=colleague.process.pid)
         for device in self._devices:
@@ -202,16 +203,16 @@ class Seat:
         for key, cut in self._uploads.items():
             self._say(w.Take(*key, cut.size, cut.chunk, cut.sha256, cut.hashes))
         try:
-            async with asyncio.timeout(None) as still:
+            async with asyncio.timeout(patience) as still:
                 async for word in w.words(colleague.reader):
                     still.reschedule(None)  # who waits for us is not still
                     await self._hear(word)
-                    if self._linked:
-                        still.reschedule(asyncio.get_running_loop().time() + STILL_S)
+                    patience = STILL_S
+                    still.reschedule(asyncio.get_running_loop().time() + patience)
         except WireError as error:
             why = str(error)
         except TimeoutError:
-            why = f"it said nothing for {STILL_S:g} s"
+            why = f"it said nothing for {patience:g} s"
         finally:
             self._now, self._linked = None, False
             if self._sum is not None and not self._sum.done():
