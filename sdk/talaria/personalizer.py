@@ -227,6 +227,7 @@ class Personalizer:
         if given is None:
             _require_inputs(model, train, held)
         classes = int(self._classes(model, train, held))
+        targets.require_folds(model, tensor_of(train.x[:2]), parts, self.goal)
         scale = self._aim.scale(train.y)
         task = Task(
             model=model, split=parts, train=targets.scaled(train, scale), val=held, recipe=recipe, classes=classes,

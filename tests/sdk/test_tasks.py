@@ -464,6 +464,56 @@ class Smooth(FedAvg):
         return update(task, state, shared), private
 
 
+class Forecast(Module):
+    """What it read last, and beside it what a layer says."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int, bias: bool = True) -> None:
+        super().__init__()
+        self.inner, self.fc = Linear(shape[0], 8), Linear(8, outputs, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, -1:] + self.fc(self.inner(x).tanh())
+
+
+class Tied(Forecast):
+    """Its last layer has another one's weight, and says all."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__((shape[0],), 8)
+        self.outer = Linear(8, outputs)
+        self.inner, self.fc = Linear(8, outputs), Linear(outputs, 8)
+        self.inner.weight = self.outer.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.fc(self.inner(torch.cat([x, x[:, :2]], 1))))
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (Forecast, r"Forecast gives is more than its last layer \(fc.weight\) says.*'regression:center=zero,spread=1'"),
+        (lambda *shape: Forecast(*shape, bias=False), r"head \(fc.weight\) has no weight and bias.*spread=1'"),
+        (Tied, r"Tied gives is more than its last layer \(outer.weight\) says"),
+    ],
+)
+def test_what_a_last_layer_cannot_scale_is_refused_before_it_learns(model: Any, said: str) -> None:
+    """It was scaled by halves, and R² fell far below 0 where the loss had been small."""
+    data, learned = made("regression"), list[int]()
+    with pytest.raises(ModelError, match=said):
+        talaria.simulate("fedavg", data, model, rounds=1, progress=lambda facts: learned.append(facts.round))
+    assert not learned
+    if model is not Tied:
+        personal = talaria.Personalizer(model(data.input_shape, 2), task="regression", head="fc")
+        with pytest.raises(ModelError, match=said):
+            personal.fit(next(iter(data.clients.values())).train, epochs=1)
+    plain = "regression:center=zero,spread=1"
+    result = talaria.simulate("fedavg", data, model, rounds=1, task=plain)
+    one = next(iter(result.clients))
+    state = {name: torch.from_numpy(value) for name, value in result.learned.shared.items()}
+    x = torch.from_numpy(data.clients[one].test.x)
+    assert torch.equal(result.model(one)(x), functional_call(result.model(one), state, (x,), tie_weights=False))
+
+
 @pytest.mark.parametrize("task", ["regression", "multilabel"])
 def test_an_objective_of_classes_says_of_other_targets_what_it_takes(task: str) -> None:
     said = "cross-entropy: outputs .* are not of one class for each sample; .*classes_alone"

@@ -138,7 +138,8 @@ class Distilled:
             if (step + 1) % self.every == 0 or step + 1 == self.steps:
                 now = _accuracy(module, judge)
                 if now > best:
-                    moved = {k: np.array(array_of(p, k), mean[k].dtype, order="C") for k, p in trained.items()}
+                    every = module.named_parameters(remove_duplicate=False)  # a weight of two layers has two names
+                    moved = {k: np.array(array_of(p, k), mean[k].dtype, order="C") for k, p in every if k in mean}
                     best, kept = now, {**mean, **moved}
         return kept
 
@@ -193,9 +194,9 @@ def taught(module: Module, teachers: Sequence[Mapping[str, Tensor]], x: Tensor) 
     from torch.func import functional_call
 
     with torch.no_grad():
-        total: Tensor = functional_call(module, dict(teachers[0]), (x,))
+        total: Tensor = functional_call(module, dict(teachers[0]), (x,), tie_weights=False)  # each name has its value
         for state in teachers[1:]:
-            total = total + functional_call(module, dict(state), (x,))
+            total = total + functional_call(module, dict(state), (x,), tie_weights=False)
         return total / len(teachers)
 
 

@@ -95,7 +95,9 @@ class APFL:
             recipe = task.recipe.but(epochs=self.join_epochs, steps=None)
             for batch, (x, y) in enumerate(feed(task, recipe, task.train, "join")):
                 alpha = self._own_step(v, w, x, y, alpha, batch, recipe)
-        mixture = {**v.state(), **_mixed(w, v.weights, alpha)}
+        own = v.state()
+        learned = task.split.parameters(*WHOLE)  # under each name that a weight has, where a walk knows one of them
+        mixture = {**own, **_mixed(only(shared, learned), only(own, learned), alpha)}
         return served(task, calibrate(task, mixture))
 
     def _own(self, task: Task, private: Tensors, purpose: str) -> tuple[Walk, float]:

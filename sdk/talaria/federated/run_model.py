@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from talaria import algorithms, tasks
 from talaria.algorithms.base import Algorithm
 from talaria.errors import ConfigError
-from talaria.federated import handed_back
+from talaria.federated import handed_back, targets
 from talaria.federated.blueprint import Blueprint
 from talaria.federated.kit import Kit
 from talaria.federated.run import Run
@@ -98,6 +98,7 @@ def split_of(run: Run) -> Split:
 def _split(spec: ModelSpec, buffers: Buffers, task: str) -> Split:
     found = zoo.split(spec, template(spec), buffers=buffers)
     zoo.require_form(spec, tasks.of(task).answer, task)
+    targets.require_folds(template(spec), zoo.example(spec, 2), found, task)
     return found
 
 

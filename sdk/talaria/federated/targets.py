@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,16 @@ from talaria.tasks import Scale
 from talaria.tensors import Array, Tensors
 from talaria.types import Samples
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
 PREFIX = "targets/"
 """Before the names of mean and standard deviation in private state."""
+_MEND = (
+    "end the model with a Linear layer with a bias, or name it as head; or scale the targets yourself and set "
+    "task='regression:center=zero,spread=1'"
+)
 
 
 def scale_of(run: Run, member: Member, private: Tensors | None) -> Scale | None:
@@ -41,23 +49,51 @@ def scaled(samples: Samples, scale: Scale | None) -> Samples:
     return samples if scale is None else Samples(samples.x, scale.scaled(samples.y))
 
 
+def require_folds(module: Module, example: Tensor, split: Split, task: str) -> None:
+    """Raise :class:`~talaria.errors.ModelError` where :func:`folded` would not scale what ``module`` gives of
+    ``example`` (N, ...), as where something is added to what its last layer gives, or an activation stands behind."""
+    if tasks.of(task).name != "regression":
+        return
+    import torch
+
+    from talaria import seeds
+    from talaria.model.cloning import clone
+
+    twin = clone(module).eval()
+    with torch.no_grad(), seeds.aside():
+        first = twin(example)
+        count = first.shape[-1]
+        scale = tasks.of(task).scale(3 * np.arange(1, 2 * count + 1, dtype=np.float32).reshape(2, count))
+        if scale is None:
+            return
+        wanted = first * torch.from_numpy(scale.sd) + torch.from_numpy(scale.mean)
+        given = folded(twin, scale, split)(example)
+    if not torch.allclose(given, wanted, rtol=1e-3, atol=1e-3 * max(1.0, float(wanted.abs().max())), equal_nan=True):
+        raise ModelError(
+            f"regression: what {type(module).__name__} gives is more than its last layer "
+            f"({_last(split.of('head'), 'weight')}) says, so that a device's own units cannot be put into that; {_MEND}"
+        )
+
+
 def folded(model: Model, scale: Scale, split: Split) -> Model:
     """``model``, whose last layer gives scaled targets, made to give them in their own units.
 
     Raises :class:`~talaria.errors.ModelError` where that layer has no bias to move.
     """
+    if not scale.mean.any() and (scale.sd == 1).all():
+        return model
     names = split.of("head")
     weight, bias = _last(names, "weight"), _last(names, "bias")
     if weight is None or bias is None:
         raise ModelError(
-            f"regression: the head ({', '.join(names) or 'none'}) has no weight and bias to scale its outputs by; end "
-            "the model with a Linear layer with a bias, or name it as head"
+            f"regression: the head ({', '.join(names) or 'none'}) has no weight and bias to scale its outputs by; "
+            f"{_MEND}"
         )
     if isinstance(model, Served):
         return _rescaled(model, scale, weight, bias)
     import torch
 
-    state = dict(model.named_parameters())
+    state = dict(model.named_parameters(remove_duplicate=False))
     mean, sd = (torch.from_numpy(np.array(one)).to(state[bias]) for one in (scale.mean, scale.sd))
     with torch.no_grad():
         state[weight].mul_(sd.reshape(-1, *[1] * (state[weight].dim() - 1)))

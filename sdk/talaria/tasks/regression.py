@@ -4,6 +4,7 @@ A device learns its targets in units of its own spread: mean and standard deviat
 and are folded into the head of the model that it serves, which speaks in the targets' own units. Where 0 means
 something (a change, a residual), the mean of few labels is noise that every answer would carry: ``center=zero``. Where
 a number means the same to everybody (degrees, mg/dl), so is the spread of few labels: ``spread=20`` is a unit for all.
+Both together, ``center=zero,spread=1``, leave the targets alone, for networks that give more than their head says.
 """
 
 from __future__ import annotations

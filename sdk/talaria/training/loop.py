@@ -153,11 +153,17 @@ def gradient(
     samples = task.train if samples is None else samples
     objective = objective or cross_entropy()
     module = load(task.model, state)
-    trained = freeze_but(module, only)
+    freeze_but(module, only)
     module.zero_grad()
     with LayerDraws(task, purpose), lone_sample_in_eval(module, len(samples)):
         objective(module, beside(module, samples.x), beside(module, samples.y)).backward()
-    return gradients_of(trained)
+    return gradients_of(learning(module))
+
+
+def learning(module: Module) -> dict[str, Tensor]:
+    """The parameters of ``module`` that are not frozen, under each name that they have: a state has a weight of two
+    layers twice."""
+    return {name: one for name, one in module.named_parameters(remove_duplicate=False) if one.requires_grad}
 
 
 def gradients_of(trained: Mapping[str, Tensor]) -> Tensors:

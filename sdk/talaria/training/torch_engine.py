@@ -84,12 +84,14 @@ def gradient(
         return loop.gradient(task, state, only=only, samples=samples, purpose=purpose)
     samples = task.train if samples is None else samples
     module = _loaded(task, state)
-    trained = loop.freeze_but(module, only)
+    loop.freeze_but(module, only)
     own = {k: beside(module, np.array(state[k])).requires_grad_() for k in objective.own}
     module.zero_grad()
     with LayerDraws(task, purpose), Taps(module, objective.taps) as taps:
         _backward(taps, objective, own, beside(module, samples.x), beside(module, samples.y), 1)
-    return loop.gradients_of({**trained, **{k: one for k, one in own.items() if only is None or k in only}})
+    return loop.gradients_of(
+        {**loop.learning(module), **{k: one for k, one in own.items() if only is None or k in only}}
+    )
 
 
 def looking(task: Task, state: Tensors, taps: Sequence[str], batch: int = 256) -> Callable[[Array], Tensors]:

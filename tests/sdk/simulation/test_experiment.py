@@ -244,6 +244,32 @@ def test_a_weight_of_two_layers_of_which_one_is_to_learn_is_refused(data: talari
     assert talaria.simulate("fedavg", data, Tied, rounds=1, recipe={"freeze": ["1", "3"]}).clients
 
 
+class TiedBody(Sequential):
+    """A network whose first two layers have one weight."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(Linear(shape[0], shape[0]), ReLU(), Linear(shape[0], shape[0]), Linear(shape[0], classes))
+        self[2].weight = self[0].weight
+
+
+def test_what_is_worked_out_beside_the_module_has_a_weight_of_two_layers_under_both_names(
+    data: talaria.Federated, arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    """The name that comes last is the one that a module is loaded with."""
+    mixed = talaria.simulate("apfl", data, TiedBody, rounds=2)
+    own, alpha = mixed.learned.private["anna"], float(mixed.learned.private["anna"]["mix/alpha"])
+    at = alpha * own["personal/0.weight"] + (1 - alpha) * mixed.learned.shared["0.weight"]
+    np.testing.assert_allclose(mixed.model("anna").state_dict()["2.weight"].numpy(), at, atol=1e-6)
+    np.savez(tmp_path / "proxy.npz", x=arrays["x"][:30], y=arrays["y"][:30])
+    for algorithm, more in {
+        "ffgg": {"options": {"form": "gradient"}},
+        "heart_pfl": {"aggregator": f"akt:proxy={tmp_path / 'proxy.npz'},steps=3,lr=0.1"},
+    }.items():
+        first, shared = (talaria.simulate(algorithm, data, TiedBody, rounds=n, **more).learned.shared for n in (1, 2))
+        assert np.array_equal(shared["0.weight"], shared["2.weight"]), algorithm
+        assert not np.array_equal(shared["2.weight"], first["2.weight"]), algorithm
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
