@@ -145,7 +145,7 @@ def _text(values: Array, name: str) -> Array:
 
 def whole(values: Array, name: str) -> Array:
     """Labels and the like as int64; floats that are whole are taken."""
-    if values.dtype.kind == "f" and (np.abs(values) < 2**53).all() and (values == np.rint(values)).all():
+    if values.dtype.kind == "f" and (np.abs(values) < np.float64(2**53)).all() and (values == np.rint(values)).all():
         return values.astype(np.int64)
     if values.dtype == np.uint64 and values.size and values.max() >= 2**63:
         raise DataError(

@@ -7,7 +7,7 @@ import importlib
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -252,10 +252,11 @@ def _page(result: Result, beside: Mapping[str, Result]) -> dict[str, Any]:
         "overlap": mask_overlap(masks) if len(masks) > 1 else None,
     }
     up, down = result.learned.bytes_whole
-    if up:
-        out["upload_ratio"] = sum(result.learned.bytes_up.values()) / up
-    if down and result.learned.bytes_down is not None:
-        out["download_ratio"] = result.learned.bytes_down / down
+    if up:  # beside all that FedAvg sends of this model, of which an algorithm may share a part alone
+        share = run_model.dense_bytes(run) / run_model.dense_bytes(replace(run, algorithm="fedavg", hparams={}))
+        out["upload_ratio"] = share * sum(result.learned.bytes_up.values()) / up
+        if result.learned.bytes_down is not None:
+            out["download_ratio"] = share * result.learned.bytes_down / down
     arrived = {_ARRIVED.get(method, method): one.newcomers for method, one in everyone.items()}
     known = {method: one for method, one in arrived.items() if one is not None}
     if result.newcomers is not None:

@@ -222,8 +222,9 @@ def test_uint8_becomes_0_to_1(tmp_path: Path) -> None:
     assert loaded(tmp_path, x=x).clients["client-0"].train.x[0].tolist() == pytest.approx([0, 0.2, 1])
 
 
-def test_whole_floats_are_labels(tmp_path: Path) -> None:
-    assert loaded(tmp_path, y=arrays()["y"].astype(np.float64)).labels == ("0", "1", "2")
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_whole_floats_are_labels(tmp_path: Path, dtype: str) -> None:
+    assert loaded(tmp_path, y=arrays()["y"].astype(dtype)).labels == ("0", "1", "2")
 
 
 @pytest.mark.parametrize(

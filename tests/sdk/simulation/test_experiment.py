@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -150,6 +151,18 @@ def test_baselines_stand_beside_a_run_on_its_page(data: talaria.Federated, tmp_p
     stranger = talaria.simulate("fedavg", talaria.Federated.from_arrays(rows, [0, 1] * 4), rounds=1)
     with pytest.raises(ConfigError, match=r"beside\['fedavg'\] learned from other data"):
         result.report(tmp_path / "no.html", {"fedavg": stranger})
+
+
+def test_bytes_are_held_beside_those_of_fedavg_where_less_of_the_model_is_shared(
+    data: talaria.Federated, tmp_path: Path
+) -> None:
+    """They were held beside the algorithm's own part, and called a share of FedAvg's."""
+    head, whole = (talaria.simulate(name, data, rounds=2).as_dict() for name in ("lg_fedavg", "fedavg"))
+    page = talaria.simulate("lg_fedavg", data, rounds=2).report(tmp_path / "out.html").read_text()
+    assert head["bytes_whole"]["up"] < whole["bytes_whole"]["up"] / 5
+    for way in ("up", "down"):
+        share = f"{head[f'bytes_{way}'] / whole['bytes_whole'][way]:.2f}\u2009×"
+        assert re.search(rf"{share}[^×]*{way}load, of dense FedAvg", page), (way, share)
 
 
 def test_the_page_and_the_frame(data: talaria.Federated, tmp_path: Path) -> None:
