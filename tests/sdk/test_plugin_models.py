@@ -463,7 +463,8 @@ def test_a_device_alone_warns_as_a_simulation_does() -> None:
     shares = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.Softmax(1))
     with pytest.warns(UserWarning, match="adds up to 1, as behind a Softmax.* End it with its last Linear layer"):
         Personalizer(shares).fit((x, y), epochs=1)
-    Personalizer(shares, task="regression").fit((x, np.eye(3)[y]), epochs=1)  # shares may be what is learned
+    plain = "regression:center=zero,spread=1"
+    Personalizer(shares, task=plain).fit((x, np.eye(3)[y]), epochs=1)  # shares may be what is learned
     frozen = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     frozen[0].requires_grad_(False)
     with pytest.warns(UserWarning, match=r"requires_grad=False of 0.weight, 0.bias is not looked at.*\(freeze=0\)"):
