@@ -133,7 +133,7 @@ class DeviceStore:
         """Keep a finished round until it is received. The private state in force is not touched."""
         facts = {"round": trained.round, "base_digest": trained.base_digest, "run": trained.run, "epoch": trained.epoch}
         with self._staging:
-            self._update.unlink(missing_ok=True)
+            tensor_files.remove(self._update)
             more = {"follows": list(follows)} if follows else {}
             tensor_files.write(self._next, tensor_files.pack(private, self._facts | facts | more))
             tensor_files.write(self._update, _sealed(facts, trained.update))
@@ -146,7 +146,7 @@ class DeviceStore:
         with self._staging:
             trained, staged = self._opened_update(), self.staged()
             if staged is None or trained is None or _round(staged) != _round(trained):
-                self._next.unlink(missing_ok=True)
+                tensor_files.remove(self._next)
                 return False
             held = self.private()
             if held is not None and held.run != staged.run:  # another run begins: the one before may be taken up again
@@ -179,8 +179,8 @@ class DeviceStore:
     def discard(self) -> None:
         """Let go of the staged round and its update; the private state in force stays."""
         with self._staging:
-            self._next.unlink(missing_ok=True)
-            self._update.unlink(missing_ok=True)
+            tensor_files.remove(self._next)
+            tensor_files.remove(self._update)
 
     def staged(self) -> Private | None:
         """The private state of the round that is staged, or None."""
@@ -243,7 +243,7 @@ class DeviceStore:
         except (WireError, StateError) as error:
             raise UnfitError(f"what changed of the global model is of no use here: {error}") from None
         tensor_files.write(self._model, after)
-        part.unlink(missing_ok=True)
+        tensor_files.remove(part)
         return made_by(found)
 
     @staticmethod
@@ -269,10 +269,10 @@ class DeviceStore:
     def clear_parts(self, keep: str = "") -> None:
         """Remove unfinished global models, except that of the transfer ``keep``."""
         for old in (self.folder / "body.bin", *self.folder.glob("body-*.part")):  # what format 1 called them
-            old.unlink(missing_ok=True)
+            tensor_files.remove(old)
         for part in self.folder.glob("model-*.part"):
             if not keep or part != self.model_part(keep):
-                part.unlink(missing_ok=True)
+                tensor_files.remove(part)
 
     # -- the run's kit
 
@@ -284,7 +284,7 @@ class DeviceStore:
         """The finished transfer becomes the kit on flash, by one rename; no other part of one stays."""
         tensor_files.rename(self.kit_part(transfer), self.kit_path)
         for part in self.folder.glob("kit-*.part"):
-            part.unlink(missing_ok=True)
+            tensor_files.remove(part)
 
     # -- the protocol's memory and the traffic
 

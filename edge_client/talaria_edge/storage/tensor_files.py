@@ -47,6 +47,16 @@ def rename(source: Path, path: Path) -> None:
         ) from None
 
 
+def remove(path: Path) -> None:
+    """Have no file there, or raise :class:`DiskError`."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise DiskError(
+            f"state: {path} could not be removed: {error.strerror}; delete it by hand, or mend the rights of its folder"
+        ) from None
+
+
 def make_folder(path: Path) -> None:
     """Have a folder there, or raise :class:`DiskError`."""
     try:
