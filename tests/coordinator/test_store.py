@@ -354,6 +354,15 @@ def test_as_many_are_able_as_a_roster_is_made_of(store):
     assert store.devices.able("other") == 0
 
 
+def test_devices_are_found_by_what_their_profile_says_and_by_having_left(store):
+    store.fleets.enter("watch", RUN, A, B)
+    store.devices.see("watch", Sight("a", 1, {"gate": {"run": "12ab"}}), Sight("b", 1, {}), Sight("c", 1, {"x": "12a"}))
+    store.devices.retire("watch", "b", True)
+    assert [device.device for device in store.devices.naming("watch", "12ab")] == ["a"]
+    assert (store.devices.naming("watch", "1%b"), store.devices.naming("other", "12a")) == ([], [])
+    assert (store.devices.retired("watch"), store.devices.retired("other")) == ({"b"}, set())
+
+
 def test_a_coordinator_that_starts_takes_nobody_for_here_before_it_hears_them(store):
     """A device may have gone meanwhile, and a backup is older than that."""
     store.fleets.enter("watch", RUN, A, B)
@@ -449,6 +458,7 @@ def test_rounds_are_found_by_what_became_of_them(store):
         )
     numbers.append(opened(store, 3).attempt)
     keep(store, numbers[-1], "b")
+    store.devices.see("watch", *(Sight(name, 1, {}) for name in "abc"))
     assert [row.attempt for row in store.attempts.of("watch")] == numbers
     assert [row.attempt for row in store.attempts.of("watch", last=2)] == numbers[-2:]
     assert [row.attempt for row in store.attempts.unclosed("watch")] == numbers[-1:]

@@ -2,14 +2,17 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
+from talaria.protocol.coordinator.state import Peer
 from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.waiting import AFTER_S, EVERY_S, GATHER_S, NAMED, Gathering, Patience, waits
 from talaria_coordinator.server.open_state import held
-from talaria_coordinator.storage.devices import Sight
+from talaria_coordinator.storage.devices import Devices, Sight
 from talaria_coordinator.storage.records import Device
 from talaria_coordinator.storage.store import Store
 
@@ -104,6 +107,30 @@ def test_status_says_whether_a_coordinator_serves(tmp_path, capsys):
     with held(tmp_path):
         assert told() == (True, [" yes "])
     assert told() == (False, ["no coordinator serves it now", " was "])
+
+
+def test_a_fleet_that_waits_reads_the_record_of_all_devices_only_where_one_may_take_a_place(tmp_path, monkeypatch):
+    """It looks at each word of a device: with somebody shut out, thousands of records were read each time."""
+    fleet, known = config(tmp_path, devices=3), ("anna", "bela", "carl")
+    hands = SimpleNamespace(tell=lambda *_, **__: None, feed=lambda _: None)
+    learning = SimpleNamespace(first=lambda: ("0" * 64, "0" * 64))
+    with Store(tmp_path / "coordinator.db") as store:
+        conductor = Conductor(fleet, store, learning, hands, 1.0)
+        state = conductor.begin()
+        store.devices.see("watch", *(Sight(name, 1, {}) for name in known))
+        store.devices.quarantine("watch", "carl", "lied")
+        state.peers["carl"] = Peer(out="lied")
+        store.fleets.set_roster("watch", known)
+        conductor.refresh()
+        read, of = [], Devices.of
+        monkeypatch.setattr(Devices, "of", lambda self, fleet: read.append(fleet) or of(self, fleet))
+        for _ in range(3):
+            conductor.advance(state)
+        assert (read, conductor.fleet.roster) == ([], known)
+        store.devices.see("watch", Sight("dora", 1, {}))
+        for _ in range(3):
+            conductor.advance(state)
+        assert (len(read), conductor.fleet.roster) == (1, ("anna", "bela", "dora"))
 
 
 LIMITED = """

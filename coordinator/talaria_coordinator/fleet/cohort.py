@@ -37,10 +37,11 @@ def roster(named: Sequence[str], count: int, devices: Sequence[Device]) -> tuple
 def refilled(members: Sequence[str], devices: Sequence[Device], free: int = 0) -> tuple[str, ...]:
     """The roster after those who are shut out gave their places up to the next who came, as far as there are any, and
     others took ``free`` ones."""
-    out = sorted({d.device for d in devices if d.quarantine is not None} & set(members))
+    mine = set(members)
+    out = sorted({d.device for d in devices if d.quarantine is not None} & mine)
     here = (d for d in devices if d.quarantine is None and d.retired is None)
     spare = sorted(here, key=lambda d: (d.joined, d.device))
-    after = [d.device for d in spare if d.device not in members]
+    after = [d.device for d in spare if d.device not in mine]
     left = set(out[: len(after)])
     return tuple(sorted([m for m in members if m not in left] + after[: len(left) + free]))
 

@@ -143,8 +143,9 @@ def gates(fleet: Fleet, store: Store) -> dict[str, bool]:
     tried = fleet.life.canary
     if not tried:
         return {}
-    said = {d.device: d.profile.get("gate") for d in store.devices.of(fleet.name) if d.device in tried["members"]}
-    mine = {name: g for name, g in said.items() if isinstance(g, dict) and g.get("run") == tried["identity"][:16]}
+    members, run = set(tried["members"]), tried["identity"][:16]
+    said = {d.device: d.profile.get("gate") for d in store.devices.naming(fleet.name, run) if d.device in members}
+    mine = {name: gate for name, gate in said.items() if isinstance(gate, dict) and gate.get("run") == run}
     return {name: gate.get("deployed") is True for name, gate in mine.items()}
 
 

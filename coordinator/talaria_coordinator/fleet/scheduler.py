@@ -116,7 +116,7 @@ class Conductor:
         if fleet is None:
             raise StateError(f"fleet {self.config.name!r} is gone from the store; restore it from a backup")
         self.fleet = fleet
-        self._retired = {d.device for d in self.store.devices.of(self.config.name) if d.retired is not None}
+        self._retired = self.store.devices.retired(self.config.name)
 
     def left(self, device: str) -> None:
         """Its owner took a device out of the fleet for good; said twice, it is kept once."""
@@ -252,10 +252,13 @@ class Conductor:
     def _refilled(self) -> tuple[str, ...]:
         """The roster, if there is one, without those who were shut out since and whose place another waits for."""
         roster = self.fleet.roster
-        found = roster
+        found, stay = roster, len(set(roster) - self._shut_out)
         if roster and self.config.grows:
             found = tuple(sorted({*roster, *self._new}))
-        elif not self.config.members and (set(roster) & self._shut_out or (roster and self._free and self._new)):
+        elif not self.config.members and (
+            (stay < len(roster) and self.store.devices.able(self.config.name) > stay)
+            or (roster and self._free and self._new)
+        ):
             found = cohort.refilled(roster, self.store.devices.of(self.config.name), self._free)
         if found != roster:
             self._fix(found)
@@ -350,7 +353,8 @@ class Conductor:
 
     def closed(self, action: a.RoundClosed) -> None:
         """Fold a round that closed, unless that is done."""
-        if action.attempt not in {row.attempt for row in self.store.attempts.unclosed(self.config.name)}:
+        row = self.store.attempts.get(self.config.name, action.attempt)
+        if row is None or row.closed is not None:
             # Committed before a crash that the machine does not remember.
             self._hands.feed(e.Committed(time.monotonic(), action.attempt))
             return

@@ -73,6 +73,18 @@ class Devices:
             rows = tx.execute(select(DEVICES).where(DEVICES.c.fleet == fleet))
             return sorted((device_of(row) for row in rows), key=lambda device: device.device)
 
+    def naming(self, fleet: str, text: str) -> list[Device]:
+        """Those whose profile holds ``text``."""
+        with self._database.reading() as tx:
+            mine = (DEVICES.c.fleet == fleet) & DEVICES.c.profile.contains(text, autoescape=True)
+            return [device_of(row) for row in tx.execute(select(DEVICES).where(mine))]
+
+    def retired(self, fleet: str) -> set[str]:
+        """The names of those that left for good."""
+        with self._database.reading() as tx:
+            mine = (DEVICES.c.fleet == fleet) & DEVICES.c.retired.is_not(None)
+            return set(tx.execute(select(DEVICES.c.device).where(mine)).scalars())
+
     def able(self, fleet: str) -> int:
         """How many may take part: those that have come, and neither left for good nor are shut out."""
         mine = (DEVICES.c.fleet == fleet) & DEVICES.c.quarantine.is_(None) & DEVICES.c.retired.is_(None)

@@ -13,7 +13,7 @@ from talaria.errors import StateError
 from talaria_coordinator.storage.audit import Told, append, append_all
 from talaria_coordinator.storage.database import Database, SilentError
 from talaria_coordinator.storage.records import Received, received_of, storable
-from talaria_coordinator.storage.tables import ATTEMPTS, EQUIVOCATIONS, FINDINGS, UPDATES, of_attempt
+from talaria_coordinator.storage.tables import ATTEMPTS, DEVICES, EQUIVOCATIONS, FINDINGS, UPDATES, of_attempt
 from talaria_coordinator.storage.update_summary import read
 from talaria_coordinator.storage.words import keep_words
 
@@ -157,11 +157,14 @@ class Updates:
 
     def counted_rounds(self, fleet: str) -> dict[str, int]:
         """By device, the newest round that it made an update for which counted."""
+        # The newest of each device is looked up by the index: updates of years are many, and this is asked each round.
+        own = (UPDATES.c.fleet == fleet) & (UPDATES.c.device == DEVICES.c.device) & (UPDATES.c.status == "counted")
+        newest = select(func.max(UPDATES.c.attempt)).where(own).correlate(DEVICES).scalar_subquery()
+        each = select(DEVICES.c.device, newest.label("attempt")).where(DEVICES.c.fleet == fleet).subquery()
+        made = (ATTEMPTS.c.fleet == fleet) & (ATTEMPTS.c.attempt == each.c.attempt)
         with self._database.reading() as tx:
-            both = (ATTEMPTS.c.fleet == UPDATES.c.fleet) & (ATTEMPTS.c.attempt == UPDATES.c.attempt)
-            mine = (UPDATES.c.fleet == fleet) & (UPDATES.c.status == "counted")
-            newest = select(UPDATES.c.device, func.max(ATTEMPTS.c.round)).join_from(UPDATES, ATTEMPTS, both)
-            return {row[0]: row[1] for row in tx.execute(newest.where(mine).group_by(UPDATES.c.device))}
+            found = tx.execute(select(each.c.device, ATTEMPTS.c.round).join_from(each, ATTEMPTS, made))
+            return {row[0]: row[1] for row in found}
 
     def equivocations(self, fleet: str) -> list[tuple[int, str, str]]:
         """All second, different updates as (round, device, digest)."""
