@@ -1,7 +1,7 @@
-"""A simulation on disk: a folder that holds what was asked for and, as of its last round, everything it has learned.
+"""A simulation on disk: a folder that holds what was asked for and, as of a late round, everything it has learned.
 
     experiment.json     the run, its data by name, plans and server rule; written once
-    state.safetensors   global model, server state and every private state, replaced after each round
+    state.safetensors   global model, server state and every private state, replaced after a round
     result.json         what came out, once the run is whole
 
 A run that was killed goes on from ``state.safetensors`` and comes to the same bytes.

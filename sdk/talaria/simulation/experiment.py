@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import Module
 
-from talaria import algorithms, plugins, tasks, valid
+from talaria import algorithms, plugins, tasks, time, valid
 from talaria.aggregate.base import Aggregator
 from talaria.algorithms.base import Algorithm
 from talaria.data import registry
@@ -46,6 +46,9 @@ from talaria.training.engine import predict
 from talaria.types import Recipe, Samples
 
 EngineChoice = Literal["torch", "onnx", "auto"]
+SLOW_S, SPARED = 1.0, 10
+"""Where it takes so many seconds to keep a run, as with thousands of private states, that is done once in ``SPARED``
+times as long: it would take longer than the rounds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,7 @@ class Experiment:
         workers: int = 0,
         ray: str | None = None,
     ) -> Result:
-        """All rounds; where ``save`` names a folder, each whole round is kept there, and what was kept is not learned
+        """All rounds; where ``save`` names a folder, whole rounds are kept there, and what was kept is not learned
         again. With ``workers``, clients learn in so many processes of one thread each; with ``ray``, on a cluster."""
         if progress is not None and not callable(progress):
             raise ConfigError(f"simulate: progress={shown(progress)} must be a function that takes a round's facts")
@@ -130,18 +133,24 @@ class Experiment:
             crew=crew,
         )
         marks = {} if save is None else checkpoint.restore(save, fleet)
+        found, last, due = None, False, 0.0
         for facts in versions:
-            if self.evaluate_every and (facts.round % self.evaluate_every == 0 or facts.round == self.run.rounds):
-                marks[facts.round] = evaluate(learned(fleet), self.data, members, facts.round, crew).accuracy.mean
-            if save is not None:
+            last = facts.round == self.run.rounds
+            if self.evaluate_every and (facts.round % self.evaluate_every == 0 or last):
+                found = evaluate(learned(fleet), self.data, members, facts.round, crew)
+                marks[facts.round] = found.accuracy.mean
+            began = time.monotonic()
+            if save is not None and (last or began >= due):
                 checkpoint.write(save, learned(fleet), marks, fleet)
+                took = time.monotonic() - began
+                due = began + SPARED * took if took >= SLOW_S else 0.0
             if progress is not None:
                 progress(facts)
         final = learned(fleet)
         result = Result(
             learned=final,
             data=self.data,
-            members=evaluate(final, self.data, members, crew=crew),
+            members=evaluate(final, self.data, members, crew=crew) if found is None or not last else found,
             newcomers=evaluate(final, self.data, arrivals, crew=crew) if arrivals else None,
             marks=marks,
             asked=self.asked,
@@ -224,7 +233,8 @@ def simulate(
         device: Where torch trains: ``"cpu"``, or a torch device such as ``"cuda"`` or ``"cuda:1"``.
         privacy: A :class:`talaria.privacy.rule.Privacy`, or some of its settings: sums that open only as sums
             (``{"secure": True}``), clipping, noise and a budget (docs/privacy.md).
-        save: A new folder that keeps each whole round, so that :func:`talaria.resume` goes on after a kill.
+        save: A new folder that keeps each whole round, so that :func:`talaria.resume` goes on after a kill. Where that
+            takes more than a second, as with thousands of clients, a tenth of the time is given to it.
         workers: Clients of a round learn in so many processes of one thread each: the same bytes for every number from
             1 on. 0: one after another in this process, with torch's threads.
         ray: Clients of a round learn on all CPUs of a Ray cluster instead, to the same bytes: its address, or

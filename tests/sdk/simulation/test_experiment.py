@@ -37,7 +37,7 @@ from talaria.cli.simulate_output import shown_progress
 from talaria.data import Client
 from talaria.errors import ConfigError, DataError, ModelError, StateError
 from talaria.federated.fedbuff_run import Buffering
-from talaria.simulation import checkpoint
+from talaria.simulation import checkpoint, experiment
 from talaria.simulation.simulator import RoundFacts
 from talaria.tensors import equal
 from talaria.training.engine import predict
@@ -207,6 +207,41 @@ def test_a_run_that_ends_in_the_middle_goes_on_to_the_same_bytes(
     assert json.loads((tmp_path / "a" / checkpoint.RESULT).read_text()) == json.loads(json.dumps(whole.as_dict()))
 
 
+def test_a_run_that_is_slow_to_keep_is_kept_less_often_and_goes_on_to_the_same_bytes(
+    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = talaria.simulate("ditto", data, rounds=4)
+    monkeypatch.setattr(experiment, "SLOW_S", 0.0)
+    monkeypatch.setattr(experiment, "SPARED", 1e9)
+    kept: list[int] = []
+    write = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", lambda *it: (kept.append(len(it[1].history)), write(*it)))
+
+    def cut(facts: RoundFacts) -> None:
+        if facts.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talaria.simulate("ditto", data, rounds=4, save=tmp_path / "a", progress=cut)
+    assert kept == [1]
+    assert talaria.resume(tmp_path / "a", data=data).as_dict() == whole.as_dict()
+    assert kept == [1, 2, 4], "the first, and the last"
+
+
+def test_what_was_measured_after_the_last_round_is_not_measured_again(
+    data: talaria.Federated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unmeasured = talaria.simulate("ditto", data, rounds=3)
+    measured: list[int | None] = []
+    evaluate = experiment.evaluate
+    monkeypatch.setattr(
+        experiment, "evaluate", lambda *it, **more: (measured.append(len(it[0].history)), evaluate(*it, **more))[1]
+    )
+    result = talaria.simulate("ditto", data, rounds=3, evaluate_every=2)
+    assert measured == [2, 3]
+    assert result.members == unmeasured.members
+
+
 def test_a_result_is_kept_and_opened_again(data: talaria.Federated, tmp_path: Path) -> None:
     result = talaria.simulate("fedrep", data, rounds=2)
     assert result.save(tmp_path / "runs" / "a") == tmp_path / "runs" / "a"
@@ -290,7 +325,7 @@ import numpy as np
 import talaria
 import torch
 from talaria import durable, plugins
-from talaria.simulation import checkpoint
+from talaria.simulation import checkpoint, experiment
 
 with np.load(sys.argv[1]) as stored:
     data = talaria.Federated.from_arrays(**stored)
