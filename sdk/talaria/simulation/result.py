@@ -9,6 +9,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from talaria.training.evaluation import Metrics, Report, Summary
 
 BASELINES = ("local", "fedavg", "fedavg_ft")
 """Who may stand beside a run: everybody alone, plain FedAvg, and FedAvg that each client tunes."""
+SHOWN = 32
+"""So many masks, the first, are shown pair by pair on a page."""
 _ARRIVED = {"local": "scratch", "fedavg": "zero_shot"}
 """What the same is called for newcomers."""
 
@@ -249,7 +252,7 @@ def _page(result: Result, beside: Mapping[str, Result]) -> dict[str, Any]:
         "broker": "none, simulated",
         "versions": {name: version(name) for name in ("talaria", "torch")} | {"python": platform.python_version()},
         "curve": [{"round": number, "accuracy": marks[number]} for number in sorted(marks)],
-        "overlap": mask_overlap(masks) if len(masks) > 1 else None,
+        "overlap": mask_overlap(dict(islice(masks.items(), SHOWN))) if len(masks) > 1 else None,
     }
     up, down = result.learned.bytes_whole
     if up:  # beside all that FedAvg sends of this model, of which an algorithm may share a part alone

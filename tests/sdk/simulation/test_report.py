@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import json
 import re
 import resource
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+import talaria
 from talaria.errors import DataError, StateError
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.simulation.reporting import charts, html, mask_overlap, print_table, write_html
+from talaria.simulation import result
+from talaria.simulation.reporting import charts, html, mask_overlap, overlap, pair_overlap, print_table, write_html
 
 
 def user(device: str, width: float, **accuracy: float) -> dict[str, Any]:
@@ -305,3 +309,33 @@ def test_mask_overlap_is_the_jaccard_index_over_all_groups() -> None:
     got = mask_overlap(masks)
     assert got["names"] == ["small", "large", "other"]
     assert got["matrix"] == [[1.0, 0.5, 0.2], [0.5, 1.0, 0.5], [0.2, 0.5, 1.0]]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 256])
+def test_the_pairs_of_many_masks_are_compared_some_rows_at_a_time(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "ROWS", rows)
+    layout = ChannelLayout({"a": 4, "b": 2}, {})
+    masks = {f"c{i}": ChannelMask(layout, {"a": (0, *range(1, 1 + i % 3)), "b": (i % 2,)}) for i in range(7)}
+    matrix = mask_overlap(masks)["matrix"]
+    pairs = [matrix[a][b] for a, b in itertools.combinations(range(7), 2)]
+    found = {"mean": pytest.approx(sum(pairs) / len(pairs)), "least": min(pairs), "most": max(pairs)}
+    assert pair_overlap(masks) == found
+
+
+def test_a_page_shows_the_first_masks_pair_by_pair(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A square of a thousand devices has a million cells."""
+    draw = np.random.default_rng(0)
+    data = talaria.data.Federated.from_arrays(
+        draw.normal(size=(60, 6, 32)), np.tile([0, 1, 2], 20), np.repeat(["anna", "bela", "carl"], 20)
+    )
+    how = {"threshold": 0.0, "step": 0.5, "cap": 0.5}
+    learned = talaria.simulate("hermes", data, "imu_cnn", rounds=2, options=how)
+    assert len(learned.learned.masks) == 3
+    text = learned.report(tmp_path / "whole.html").read_text()
+    assert "carl and anna" in text
+    assert "of 3 members" not in text
+    monkeypatch.setattr(result, "SHOWN", 2)
+    text = learned.report(tmp_path / "page.html").read_text()
+    assert "bela and anna" in text
+    assert "carl and anna" not in text
+    assert "of those that either keeps (2 of 3 members):" in text

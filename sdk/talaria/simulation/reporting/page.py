@@ -141,9 +141,11 @@ def _shared(story: Story) -> str:
     if story.overlap is None:
         return ""
     chart = charts.matrix(story.overlap.names, story.overlap.matrix, "Channels in common")
+    some, every = len(story.overlap.names), len(story.members)
     return (
         "<section><h2>Channels in common</h2><p>Each keeps the channels that its hardware can afford, or that its "
-        "algorithm leaves it. The share of channels that two both keep, of those that either keeps:</p>"
+        "algorithm leaves it. The share of channels that two both keep, of those that either keeps"
+        f"{f' ({some} of {every} members)' if some < every else ''}:</p>"
         f"<figure>{chart}</figure></section>"
     )
 
