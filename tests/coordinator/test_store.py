@@ -446,6 +446,17 @@ def test_every_write_of_an_older_coordinator_is_refused(place):
         assert keep(new, number, "a").status == "stored"
 
 
+def test_events_are_told_oldest_first_and_without_the_details_that_nobody_wants(store):
+    store.fleets.enter("watch", RUN, A, B)
+    opened(store)
+    store.devices.see("watch", *(Sight(f"d{i}", i, {}) for i in range(1, 250)))
+    every = store.audit.events("watch", last=10**9)
+    assert [event["seq"] for event in every] == list(range(1, 252))
+    brief = store.audit.events("watch", last=10**9, without=("boot", "cohort"))
+    assert brief == [{k: v for k, v in event.items() if k not in ("boot", "cohort")} for event in every] != every
+    assert store.audit.events("watch", 2) == every[-2:]
+
+
 def test_rounds_are_found_by_what_became_of_them(store):
     fleet = store.fleets.enter("watch", RUN, A, B)
     numbers = [opened(store).attempt]

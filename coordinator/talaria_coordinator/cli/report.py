@@ -58,7 +58,7 @@ def report(
     with open_store(loaded, make=False) as store:
         if store.fleets.get(loaded.name) is None:
             raise StateError(f"report: the store holds no fleet {loaded.name!r}; serve it first")
-        found = chronicle(store.audit.events(loaded.name, last=10**9, kinds=KINDS))
+        found = chronicle(store.audit.events(loaded.name, last=10**9, kinds=KINDS, without=("counted",)))
     if out is not None:
         durable.write_as("--out", out, page(loaded.name, found).encode(), mode=0o644)
         typer.echo(f"report: {out}", err=True)

@@ -75,17 +75,22 @@ class AuditLog:
 
     _database: Database
 
-    def events(self, fleet: str, last: int = 100, kinds: Collection[str] = ()) -> list[dict[str, Any]]:
-        """The last events of a fleet, oldest first; of these ``kinds`` alone, where some are named."""
+    def events(
+        self, fleet: str, last: int = 100, kinds: Collection[str] = (), without: Collection[str] = ()
+    ) -> list[dict[str, Any]]:
+        """The last events of a fleet, oldest first; of these ``kinds`` alone, where some are named, and without these
+        details."""
         mine = EVENTS.c.fleet == fleet
         if kinds:
             mine &= EVENTS.c.kind.in_(sorted(kinds))
         with self._database.reading() as tx:
-            rows = tx.execute(select(EVENTS).where(mine).order_by(EVENTS.c.seq.desc()).limit(last)).all()
-            return [
-                {name: getattr(r, name) for name in ("seq", "at", "attempt", "device", "kind")} | json.loads(r.detail)
-                for r in reversed(rows)
-            ]
+            asked = select(EVENTS).where(mine).order_by(EVENTS.c.seq.desc()).limit(last)
+            found = list[dict[str, Any]]()
+            for r in tx.execute(asked.execution_options(yield_per=100)):
+                detail = {name: value for name, value in json.loads(r.detail).items() if name not in without}
+                about = {name: getattr(r, name) for name in ("seq", "at", "attempt", "device", "kind")}
+                found.append(about | detail)
+            return found[::-1]
 
     def verify(self) -> int:
         """Walk the whole hash chain; the number of events. Raises StateError at the first that was altered."""
