@@ -221,6 +221,14 @@ def _looks_of_items(look: Way | None, value: dict[Any, Any]) -> Any:
     return [*value, *(value.values() if look is None else map(look, value.values()))]
 
 
+@cache
+def _expected(kind: Any) -> tuple[dict[str, Any], set[str], set[str]]:
+    """The types of its fields, those that a saved one must have, and those that it may have."""
+    kept = _kept(kind)
+    needed = {f.name for f in kept if f.default is MISSING and f.default_factory is MISSING}
+    return get_type_hints(kind), needed, {f.name for f in kept}
+
+
 def _shaped(kind: Any, value: Any, where: str) -> Any:
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
@@ -229,11 +237,9 @@ def _shaped(kind: Any, value: Any, where: str) -> Any:
         (kind,) = (a for a in args if a is not type(None))
         return _shaped(kind, value, where)
     if is_dataclass(kind) and isinstance(kind, type):
-        hints = get_type_hints(kind)
-        known = _kept(kind)
-        needed = {f.name for f in known if f.default is MISSING and f.default_factory is MISSING}
+        hints, needed, known = _expected(kind)
         # What was added since a state was saved has a default: an update of Talaria in mid-round loses nothing.
-        if not isinstance(value, dict) or not needed <= value.keys() <= {f.name for f in known}:
+        if not isinstance(value, dict) or not needed <= value.keys() <= known:
             raise StateError(f"saved {where} does not have the fields of {kind.__name__}; restore a backup")
         return kind(**{n: _shaped(hints[n], one, f"{where}.{n}") for n, one in value.items()})
     if origin in (dict, list, set, tuple):
