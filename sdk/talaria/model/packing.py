@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def pad(sequence: Padded, batch_first: bool = False, padding_value: float = 0.0,
 @contextmanager
 def replaced(module: Module, by: Mapping[Callable[..., Any], Callable[..., Any]]) -> Iterator[None]:
     """In this context functions, such as those of ``torch.nn.utils.rnn``, are others wherever the passes of ``module``
-    find them: there, and under any name in the files of Python that these stand in."""
+    find them: there, and under any name in the files of Python that these stand in. Other threads call them as ever."""
     kinds = {kind for one in module.modules() for kind in type(one).__mro__}
     own = [getattr(vars(kind).get("forward"), "__globals__", None) for kind in kinds]
     spaces = {id(space): space for space in [vars(rnn), *own] if space is not None}.values()
@@ -61,12 +62,21 @@ def replaced(module: Module, by: Mapping[Callable[..., Any], Callable[..., Any]]
     with ALONE:
         found = [(space, name, one) for space in spaces for name, one in space.items() if id(one) in others]
         for space, name, one in found:
-            space[name] = others[id(one)]
+            space[name] = _here(others[id(one)], one)
         try:
             yield
         finally:
             for space, name, one in found:
                 space[name] = one
+
+
+def _here(other: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    here = get_ident()
+
+    def called(*args: Any, **named: Any) -> Any:
+        return other(*args, **named) if get_ident() == here else plain(*args, **named)
+
+    return called
 
 
 MOMENTS = "moments"

@@ -22,6 +22,7 @@ from torch.nn import LSTM, Module, RNNBase
 from torch.nn.utils import rnn
 
 from talaria.model.dependency_groups import TRACE_ERRORS
+from talaria.model.following import Follower
 from talaria.model.inside import Inside, base_of
 from talaria.model.packing import Padded, pack, pad, replaced
 from talaria.programs.in_place import Filling, changes, require_seen
@@ -35,7 +36,7 @@ MANY = 9973
 """What ``len(x)`` is for a batch: Python wants a number there. No layer is as wide, and what would be is measured."""
 
 
-class Tracer(fx.Tracer):
+class Tracer(Follower):
     """Follows a module, and keeps which value enters and which leaves each module inside."""
 
     proxy_buffer_attributes = True
@@ -72,7 +73,7 @@ class Tracer(fx.Tracer):
 
     def call_module(self, m: Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
-        if self.answering:
+        if self.answering or self.elsewhere:
             return forward(*args, **kwargs)
         given, own = (args or (None,))[0], base_of(m)
         if isinstance(own, RNNBase):

@@ -18,6 +18,7 @@ from torch import fx
 from torch.nn import Flatten, Module, RReLU, Sequential
 from torch.nn.modules.dropout import _DropoutNd
 
+from talaria.model.following import Follower
 from talaria.model.inside import Inside
 from talaria.model.state import array_of, beside, load, tensor_of
 from talaria.planning import onnx_runtime
@@ -135,7 +136,7 @@ def train(
     return {key: after.get(key, value) for key, value in state.items()}
 
 
-class _Tracer(fx.Tracer):
+class _Tracer(Follower):
     """A layer with adapters inside is one layer: within it they would be taken for constants."""
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
