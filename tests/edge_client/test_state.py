@@ -3,10 +3,12 @@
 import hashlib
 import threading
 
+import msgpack
 import numpy as np
 import pytest
 
 from talaria import tensors
+from talaria.errors import StateError
 from talaria_edge.storage import tensor_files
 from talaria_edge.storage.state import DeviceStore, Trained, _sealed
 
@@ -73,6 +75,26 @@ def test_the_private_state_of_format_1_is_read_and_its_update_trained_again(stor
     store.stage(round_(5), PRIVATE)
     assert store.publish()
     assert store.private().round == 5
+
+
+@pytest.mark.parametrize(
+    "of", [lambda found: [found[0] + 1, found[1]], lambda found: [found[0], {**found[1], "mood": 1}]]
+)
+def test_what_a_newer_talaria_kept_is_told_by_its_file_and_how_to_go_on(store, of):
+    store.save_protocol(store.protocol())
+    path = store.folder / "protocol.bin"
+    whole = msgpack.packb(of(msgpack.unpackb(path.read_bytes()[32:], strict_map_key=False)))
+    tensor_files.write(path, hashlib.sha256(whole).digest() + whole)
+    with pytest.raises(
+        StateError, match=r"state: \S+protocol.bin is of another Talaria .*; update this one, or move \S+ away"
+    ):
+        store.protocol()
+    facts = {"format": 3, "fleet": "watch", "device": "anna", "round": 1, "base_digest": BASE, "run": RUN}
+    tensor_files.write(store.private_path, tensor_files.pack(PRIVATE, facts))
+    with pytest.raises(
+        StateError, match=r"private.safetensors is of format 3, this Talaria reads 2; update it, or restore"
+    ):
+        store.private()
 
 
 @pytest.mark.parametrize("end", ["publish", "discard"])

@@ -33,6 +33,7 @@ from typing import Any
 
 from talaria import durable, time
 from talaria.errors import StateError, WireError
+from talaria.foreign import shown
 from talaria.protocol.device.machine import DeviceState
 from talaria.tensors import Tensors
 from talaria.wire.changes import applied, are_changes, made_by
@@ -210,6 +211,10 @@ class DeviceStore:
         tensors, facts = tensor_files.unpack(tensor_files.read(path, mend), path, mend)
         if facts.get("format") == 1:
             facts = {_BEFORE.get(name, name): value for name, value in facts.items()} | {"format": FORMAT}
+        if (found := facts.get("format")) != FORMAT:
+            raise StateError(
+                f"state: {path} is of format {shown(found)}, this Talaria reads {FORMAT}; update it, or {mend}"
+            )
         for name, value in self._facts.items():
             if facts.get(name) != value:
                 raise StateError(
@@ -300,7 +305,13 @@ class DeviceStore:
         digest, rest = data[:32], data[32:]
         if hashlib.sha256(rest).digest() != digest:
             raise StateError(f"state: {self._protocol} is damaged; {mend}")
-        return DeviceState.load(rest)
+        try:
+            return DeviceState.load(rest)
+        except StateError as error:  # whole, as its checksum says
+            reason = str(error).partition(";")[0]
+            raise StateError(
+                f"state: {self._protocol} is of another Talaria ({reason}); update this one, or {mend}"
+            ) from None
 
     def save_protocol(self, state: DeviceState) -> None:
         """Keep the protocol's memory, durably."""
