@@ -196,7 +196,8 @@ class Device:
 
         Raises:
             ConfigError: The fleet's keys are others, or ``require`` refused the run.
-            DataError: The samples cannot be read.
+            DataError: The samples cannot be read. What a function that gives them raises comes as it is, where it is
+                asked before the agent begins; in a round it costs the round alone.
             StateError: The state folder is damaged, of another run, or in use by another agent.
             TransportError: The broker did not answer within ``patience_s``.
         """

@@ -62,6 +62,8 @@ def test_a_program_whose_iterator_of_samples_has_come_to_its_end_is_told_so_by_i
 
 
 def test_a_program_whose_source_of_samples_ends_it_is_told_so_by_its_device(tmp_path):
-    device = Device("mqtt://127.0.0.1:1", fleet="watch", data=lambda: sys.exit(3), state=tmp_path)
+    told = []
+    device = Device("mqtt://127.0.0.1:1", fleet="watch", data=lambda: sys.exit(3), state=tmp_path, report=told.append)
     with pytest.raises(RuntimeError, match=r"sys.exit\(3\) here; let it raise an error"):
         asyncio.run(device.run())
+    assert [event["event"] for event in told] == ["failed"]

@@ -120,7 +120,7 @@ async def _look_at_data(config: DeviceConfig, report: Report, worker: ThreadPool
     told = {"at": time.time(), "device": config.device}
     try:
         data = await asyncio.get_running_loop().run_in_executor(worker, config.source.load)
-    except TalariaError as error:
+    except Exception as error:  # also what an app's own function raises
         report({**told, "event": "failed", "error": said(error)})
         raise
     try:
