@@ -155,6 +155,13 @@ def test_an_update_of_another_round_does_not_publish(store):
     assert store.private() is None
 
 
+def test_of_a_damaged_stage_it_is_not_said_that_anything_is_lost(store, caplog):
+    (store.folder / "pending-private.safetensors").write_bytes(b"junk")
+    assert store.staged() is None
+    assert "the unfinished round is trained again: state: " in caplog.text
+    assert "loses" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "work"),
     [

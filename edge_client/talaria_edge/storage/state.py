@@ -188,7 +188,7 @@ class DeviceStore:
         try:
             return self._read(self._next)
         except StateError as error:
-            logger.warning("the unfinished round is trained again: %s", error)
+            logger.warning("the unfinished round is trained again: %s", str(error).partition(";")[0])  # nothing is lost
             return None
 
     def _opened_update(self) -> Trained | None:

@@ -151,7 +151,9 @@ def inputs_of(steps: Preprocessing, x: Any) -> Array:
             raise DataError(
                 f"x: shape {given.shape} does not fit; give {steps.shape} for one input or (N, {dims}) for N"
             )
-    if not math.isfinite(float(array.sum(dtype=np.float64))) and not np.isfinite(array).all():
+    with np.errstate(invalid="ignore"):  # infinities of both signs
+        total = float(array.sum(dtype=np.float64))
+    if not math.isfinite(total) and not np.isfinite(array).all():
         raise DataError("x: holds NaN or infinity; drop or repair that input")
     return array
 
