@@ -6,10 +6,12 @@ import asyncio
 import concurrent.futures
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from talaria_edge import Device
+from talaria_edge.agent import supervisor
 from talaria_edge.agent.worker import learning_thread
 
 KEPT_OUT = "import sys; sys.modules['torch'] = None"
@@ -67,3 +69,19 @@ def test_a_program_whose_source_of_samples_ends_it_is_told_so_by_its_device(tmp_
     with pytest.raises(RuntimeError, match=r"sys.exit\(3\) here; let it raise an error"):
         asyncio.run(device.run())
     assert [event["event"] for event in told] == ["failed"]
+
+
+def test_an_agent_that_fails_after_its_apps_main_thread_has_ended_does_not_begin_again(tmp_path, monkeypatch):
+    """No executor takes work then: it failed again and again, and the process never ended."""
+
+    class Failing(supervisor.Agent):
+        async def run(self):
+            self.was_up = True
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr(supervisor, "Agent", Failing)
+    device = Device("mqtt://127.0.0.1:1", fleet="watch", data=lambda: ([[0.0]] * 4, [0, 1, 0, 1]), state=tmp_path)
+    ended = threading.Thread()
+    monkeypatch.setattr(threading, "main_thread", lambda: ended)
+    with pytest.raises(RuntimeError, match="cannot schedule"):
+        asyncio.run(asyncio.wait_for(device.run(), 3))

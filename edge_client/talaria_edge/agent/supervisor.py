@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +99,8 @@ async def keep_running(
             was_up = was_up or agent.was_up
             # What was not foreseen may be this hour's; what was, as a damaged state, is there again after a start.
             foreseen = isinstance(error, TalariaError) and not isinstance(error, DiskError)
-            again = was_up and not foreseen
+            # Once its app's main thread has ended, no thread takes work any more: Python waits for this one alone.
+            again = was_up and not foreseen and threading.main_thread().is_alive()
             if not isinstance(error, TalariaError):
                 logger.error("%s: not foreseen", config.device, exc_info=error)
             if time.monotonic() - begun > AGAIN_S[1]:
