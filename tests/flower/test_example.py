@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from servers import free_port
 
 import talaria
 from talaria.federated.global_model import encode_model
@@ -18,12 +19,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A home of its own for Flower; the SuperLink that `flwr run` leaves behind is ended."""
+    """A home and ports of its own for Flower, as another SuperLink may be there; the one that `flwr run` leaves behind
+    is ended."""
     home = str(tmp_path / "home")
+    ports = {f"FLWR_LOCAL_{name}_API_PORT": str(free_port()) for name in ("SUPERLINK_HTTP", "CONTROL")}
     own = {"HOME": home, "FLWR_HOME": f"{home}/.flwr", "FLWR_TELEMETRY_ENABLED": "0", "RAY_ADDRESS": "local"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     Path(home).mkdir()
-    yield {**os.environ, **own, "PATH": path, "OMP_NUM_THREADS": "1"}
+    yield {**os.environ, **own, **ports, "PATH": path, "OMP_NUM_THREADS": "1"}
     for process in psutil.process_iter():
         try:
             left = process.environ().get("FLWR_HOME") == own["FLWR_HOME"]
