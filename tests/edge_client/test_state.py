@@ -1,16 +1,25 @@
 """Private state on flash: replaced by rename only, checked when read, never half there."""
 
+import errno
 import hashlib
+import os
+import re
+import subprocess
+import sys
 import threading
 
 import msgpack
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from talaria import tensors
 from talaria.errors import StateError
+from talaria.wire.changes import changes
+from talaria.wire.strict_safetensors import pack
 from talaria_edge.storage import tensor_files
-from talaria_edge.storage.state import DeviceStore, Trained, _sealed
+from talaria_edge.storage.state import DeviceStore, Trained, UnfitError, _sealed
 
 PRIVATE = {
     "w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -153,6 +162,174 @@ def test_an_update_of_another_round_does_not_publish(store):
     (store.folder / "update.bin").write_bytes(update)
     assert not store.publish()
     assert store.private() is None
+
+
+@pytest.mark.parametrize("name", ["update.bin", "pending-private.safetensors"])
+@pytest.mark.parametrize("where", [0, 9, 40, -1])
+def test_a_damaged_stage_counts_as_none(store, name, where):
+    store.stage(round_(1), PRIVATE)
+    path = store.folder / name
+    data = bytearray(path.read_bytes())
+    data[where] ^= 0xFF
+    path.write_bytes(data)
+    assert store.trained() is None
+    assert not store.publish()
+
+
+@given(st.data())
+def test_any_flipped_bit_of_private_state_is_found(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("anna")
+    with DeviceStore(folder, "watch", "anna") as store:
+        store.stage(round_(1), PRIVATE)
+        store.publish()
+        raw = bytearray(store.private_path.read_bytes())
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at] ^= 1 << data.draw(st.integers(0, 7))
+        store.private_path.write_bytes(raw)
+        mend = rf"{store.private_path} .*restore private.safetensors from a backup"
+        try:
+            found = store.private()
+        except StateError as error:
+            told = str(error)
+        else:
+            assert tensors.equal(found.tensors, PRIVATE), (
+                "a flip in the header's blanks may pass, a changed value never"
+            )
+            return
+    assert re.search(mend, told)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 7, b"\xff" * 64, b"\x80\x04pickle", b"PK\x03\x04" + b"\0" * 60])
+def test_files_that_are_no_tensors(store, data):
+    store.private_path.write_bytes(data)
+    with pytest.raises(StateError, match="is damaged"):
+        store.private()
+
+
+def test_another_devices_state_is_refused(store, tmp_path):
+    store.stage(round_(1), PRIVATE)
+    store.publish()
+    store.close()
+    with (
+        DeviceStore(tmp_path / "anna", "watch", "bela") as other,
+        pytest.raises(StateError, match="belongs to device 'anna', not 'bela'"),
+    ):
+        other.private()
+
+
+def test_one_process_at_a_time(store):
+    with pytest.raises(StateError, match="in use by another process"):
+        DeviceStore(store.folder, "watch", "anna")
+
+
+def test_the_protocols_memory(store):
+    state = store.protocol()
+    state.boot = 5
+    store.save_protocol(state)
+    assert store.protocol().boot == 5
+    path = store.folder / "protocol.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with pytest.raises(StateError, match=r"protocol.bin is damaged; move"):
+        store.protocol()
+
+
+def test_traffic(store):
+    store.save_traffic({1: {"up": 5, "down": 6}})
+    assert store.traffic() == {1: {"up": 5, "down": 6}}
+    whole = (store.folder / "traffic.json").read_bytes()
+    broken = (b"[", b"[" * 90_000, b'{"1": {"up": 1e999, "down": 1}}', b"\xff")
+    for damaged in (
+        *broken,
+        *(bytes([*whole[:i], whole[i] ^ 1 << bit, *whole[i + 1 :]]) for i in range(len(whole)) for bit in range(8)),
+    ):
+        (store.folder / "traffic.json").write_bytes(damaged)
+        assert isinstance(store.traffic(), dict), "an account of bytes is no reason not to start"
+
+
+FULL = """
+import resource, sys
+import msgpack
+import numpy as np
+from pathlib import Path
+from talaria.errors import StateError
+from talaria_edge.storage.state import DeviceStore, Trained, UnfitError, _sealed
+with DeviceStore(Path(sys.argv[1]), "watch", "anna") as store:
+    store.stage(Trained(b"one", 1, "b", "r"), {"w": np.ones(10)})
+    store.publish()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    try:
+        store.stage(Trained(b"two", 2, "b", "r"), {"w": np.ones(100_000, np.float32)})
+    except StateError as error:
+        print(error)
+"""
+
+
+def test_a_disk_that_is_full_while_saving_leaves_the_state_before(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "could not be written" in done.stdout
+    assert "The state saved before is intact" in done.stdout
+    with DeviceStore(tmp_path, "watch", "anna") as store:
+        assert store.private().round == 1
+        assert np.array_equal(store.private().tensors["w"], np.ones(10))
+        assert store.trained() is None
+        assert not list(tmp_path.glob(".*.part"))
+
+
+def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path):
+    tensor_files.write(tmp_path / "personal.safetensors", b"x")
+    assert (tmp_path / "personal.safetensors").stat().st_mode & 0o777 == 0o600
+
+
+def test_write_replaces_or_leaves_alone(tmp_path):
+    path = tmp_path / "x"
+    tensor_files.write(path, b"one")
+    tensor_files.write(path, b"two")
+    assert path.read_bytes() == b"two"
+    with pytest.raises(StateError, match="could not be written"):
+        tensor_files.write(tmp_path / "missing" / "x", b"one")
+
+
+@pytest.mark.parametrize(
+    ("code", "mend"),
+    [(errno.ENOSPC, "free space there"), (errno.EROFS, "let this program write"), (errno.ENOENT, "make that folder"),
+     (errno.EIO, "check that disk")],
+)  # fmt: skip
+def test_what_could_not_be_written_says_the_mend_for_its_own_cause(tmp_path, monkeypatch, code, mend):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(tensor_files.DiskError, match=mend):
+        tensor_files.write(tmp_path / "x", b"1")
+
+
+def model(step):
+    return pack({"w": np.arange(3000, dtype=np.float32) * np.float32(1 + step / 1000)})
+
+
+def test_what_changed_of_the_model_on_flash_makes_the_next_one(store):
+    first, second = model(0), model(1)
+    store.model_part("one").write_bytes(first)
+    assert store.adopt_model("one") == b""
+    store.model_part("two").write_bytes(changes(first, second))
+    assert store.adopt_model("two", less=True) == hashlib.sha256(second).digest()
+    assert store.model() == second
+    assert store.model_digests() == (hashlib.sha256(second).digest(),) * 2
+    assert not store.model_part("two").exists()
+
+
+def test_changes_of_another_model_leave_the_one_on_flash_as_it_is(store):
+    store.model_part("one").write_bytes(model(0))
+    store.adopt_model("one")
+    store.model_part("two").write_bytes(changes(model(1), model(2)))
+    with pytest.raises(UnfitError, match="of no use here: the changes are of another global model"):
+        store.adopt_model("two", less=True)
+    assert store.model() == model(0)
+    store._model.unlink()
+    with pytest.raises(UnfitError, match=r"of no use here: state: .* cannot be read"):
+        store.adopt_model("two", less=True)
 
 
 def test_of_a_damaged_stage_it_is_not_said_that_anything_is_lost(store, caplog):
