@@ -144,8 +144,13 @@ def simulate(
         typer.Option(metavar="DIR", help="Go on with the run that --save kept there, by its own options."),
     ] = None,
     workers: Annotated[
-        int, typer.Option(help="Processes in which clients learn, of one thread each; 0: in this one.", min=0)
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="Processes in which clients learn, of one thread each; 0: in this one, as also by default, unless the "
+            "run of --resume began otherwise.",
+            min=0,
+        ),
+    ] = None,
     ray: Annotated[
         str | None,
         typer.Option(
@@ -239,14 +244,15 @@ def simulate(
         asked = write_down(asked, write_fleet, quiet=as_json)
         if no_training:
             return
+    many = workers or 0
     shown = shown_progress(f"{algorithm} on {asked.data.name}", rounds, quiet=as_json)
-    with taken_back(write_fleet), asked.begun(save), shown as progress:
-        result = asked.learn(progress, save, workers, ray)
+    with taken_back(write_fleet), asked.begun(save, many, ray), shown as progress:
+        result = asked.learn(progress, save, many, ray)
     beside = {}
     for name in BASELINES if baselines else ():
         if name != algorithm:
             with shown_progress(f"{name} beside it", rounds, quiet=as_json) as progress:
-                beside[name] = asked.baseline(name).learn(progress, None, workers, ray)
+                beside[name] = asked.baseline(name).learn(progress, None, many, ray)
     tell(result, report, beside, as_json=as_json)
 
 

@@ -92,10 +92,12 @@ class Experiment:
         asked["plans"] = {client: plan.to_json() for client, plan in plans.items()}
         return replace(self, data=data, plans=plans, asked=asked)
 
-    def begun(self, folder: Path | None) -> AbstractContextManager[None]:
+    def begun(self, folder: Path | None, workers: int = 0, ray: str | None = None) -> AbstractContextManager[None]:
         """This run from its first round, of which :meth:`learn` keeps each whole one in a new ``folder``, if there is
-        one; see :func:`talaria.simulation.checkpoint.begun`."""
-        return checkpoint.begun(folder, self.asked)
+        one; see :func:`talaria.simulation.checkpoint.begun`. How its clients learn is kept too, as this process with
+        torch's threads rounds otherwise than processes of one."""
+        own = workers if ray is None and type(workers) is int else 1
+        return checkpoint.begun(folder, {**self.asked, "workers": own})
 
     def learn(
         self,
@@ -287,7 +289,7 @@ def simulate(
         privacy=privacy,
     )
     folder = None if save is None else valid.path("simulate", "save", save)
-    with asked.begun(folder):
+    with asked.begun(folder, workers, ray):
         return asked.learn(progress, folder, workers, ray)
 
 

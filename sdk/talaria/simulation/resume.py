@@ -33,7 +33,7 @@ def resume(
     *,
     data: Federated | None = None,
     aggregator: Aggregator | None = None,
-    workers: int = 0,
+    workers: int | None = None,
     ray: str | None = None,
     progress: Callable[[RoundFacts], None] | None = None,
 ) -> Result:
@@ -45,7 +45,8 @@ def resume(
         folder: What ``save`` named.
         data: The data, where the run was given an object instead of a name.
         aggregator: The server rule, where the run was given an object instead of a name.
-        workers: As in :func:`talaria.simulate`.
+        workers: As in :func:`talaria.simulate`; by default as many as the run began with, one of them in the place of
+            a cluster.
         ray: As there.
         progress: Called after each further round.
 
@@ -94,6 +95,8 @@ def resume(
         raise StateError(f"{folder}/{checkpoint.EXPERIMENT}: damaged ({error}); restore it, or begin anew") from error
     if not same:
         raise DataError(f"{folder}: the data is not what this run began with; give the same, or begin a new run")
+    if workers is None:
+        workers = 0 if ray is not None else asked.get("workers", 0)
     one = Experiment(
         run=run,
         data=found,
@@ -105,7 +108,7 @@ def resume(
         engine=engine,
         device=device,
         privacy=privacy,
-        asked={name: value for name, value in asked.items() if name != "format"},
+        asked={name: value for name, value in asked.items() if name not in ("format", "workers")},
     )
     return one.learn(progress, folder, workers, ray)
 

@@ -207,6 +207,27 @@ def test_a_run_that_ends_in_the_middle_goes_on_to_the_same_bytes(
     assert json.loads((tmp_path / "a" / checkpoint.RESULT).read_text()) == json.loads(json.dumps(whole.as_dict()))
 
 
+@pytest.mark.parametrize(("asked", "used"), [(None, [2, 2]), (0, [2]), (1, [2, 1])])
+def test_a_run_goes_on_with_as_many_workers_as_it_began_with(
+    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, used: list[int]
+) -> None:
+    """Torch's threads round otherwise than workers do: it came to other bytes without a word."""
+    whole = talaria.simulate("ditto", data, rounds=3, workers=1)
+    found, crew_of = list[int](), experiment.crew_of
+    monkeypatch.setattr(experiment, "crew_of", lambda *it: (found.append(it[3]), crew_of(*it))[1])
+
+    def cut(facts: RoundFacts) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        talaria.simulate("ditto", data, rounds=3, workers=2, save=tmp_path / "a", progress=cut)
+    more = {} if asked is None else {"workers": asked}
+    again = talaria.resume(tmp_path / "a", data=data, **more)
+    assert found == used
+    if asked is None:
+        assert again.as_dict() == whole.as_dict()
+
+
 def test_a_run_that_is_slow_to_keep_is_kept_less_often_and_goes_on_to_the_same_bytes(
     data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
