@@ -8,7 +8,7 @@ from talaria.errors import StateError
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, encode_frame
 from talaria.wire.mqtt import Mqtt, Will
-from talaria_coordinator.broker import find_mosquitto, open_broker
+from talaria_coordinator.broker import open_broker
 from talaria_coordinator.fleet import vacancy
 
 TOPIC = "fl/1/watch/co/state"
@@ -20,7 +20,6 @@ def birth(online):
     return encode_frame(Header(said.TYPE, "watch", boot=EPOCH), m.encode_message(said))
 
 
-@pytest.mark.skipif(find_mosquitto() is None, reason="Mosquitto is not installed")
 def test_a_coordinator_that_looking_puts_out_is_left_alone_where_it_comes_back(tmp_path, monkeypatch):
     """The broker told its last will, and to a second look the same will again: it always lost its fleet."""
     with open_broker("mosquitto", state=tmp_path) as broker:
