@@ -38,9 +38,7 @@ def array_of(values: Any, name: str) -> Array:
 def _array(values: Any, name: str) -> Array:
     require_none_hidden(values, name)
     try:
-        if isinstance(values, list | tuple):
-            values = [_numbers(value) for value in values]
-        return np.asarray(_numbers(values))
+        return np.asarray(out_of_torch(values))
     except (ValueError, TypeError, RuntimeError) as error:
         raise DataError(f"{name}: is no array ({str(error)[:120]}); give samples of one shape") from None
 
@@ -52,8 +50,13 @@ def require_none_hidden(values: Any, name: str) -> None:
         raise DataError(f"{name}: hides {many} of its values under a mask; fill them (.filled(0)), or drop the samples")
 
 
+def out_of_torch(values: Any) -> Any:
+    """What a torch tensor holds, or each of a list of them, wherever they lie; everything else as it is. Nobody who
+    brings none imports torch."""
+    return [_numbers(one) for one in values] if isinstance(values, list | tuple) else _numbers(values)
+
+
 def _numbers(value: Any) -> Any:
-    """What a torch tensor holds, wherever it lies; everything else as it is. Nobody who brings none imports torch."""
     if not hasattr(value, "detach"):
         return value
     value = value.detach().cpu()

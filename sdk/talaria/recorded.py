@@ -90,7 +90,7 @@ def of(x: Any, y: Any, client: Any = None, split: Any = None) -> Recorded:
             continue
         inputs.require_none_hidden(values, f"data: {name}")
         try:
-            arrays[name] = np.asarray(values)
+            arrays[name] = np.asarray(inputs.out_of_torch(values))
         except Exception as error:
             raise DataError(f"data: {name} cannot be an array ({type(error).__name__}: {str(error)[:200]})") from error
         objects = arrays[name].dtype.hasobject

@@ -404,7 +404,8 @@ def test_arrays_in_python_are_what_a_file_of_them_is(tmp_path: Any) -> None:
     objects = y.astype(object), client.astype(object)  # as pandas gives a column of text
     own_text = getattr(np.dtypes, "StringDType", lambda: object)()  # of any length, in numpy 2
     words = [given.astype(own_text) for given in (y, client)]
-    ways = (x, y.tolist(), client), (x.tolist(), y, client), (torch.from_numpy(x), *objects), (x, *words)
+    learned = torch.from_numpy(x).requires_grad_()
+    ways = (x, y.tolist(), client), (x.tolist(), y, client), (learned, *objects), ([*learned], *objects), (x, *words)
     for own, *text in ways:
         here = Federated.from_arrays(own, *text, seed=3)
         assert here.labels == there.labels
@@ -413,6 +414,13 @@ def test_arrays_in_python_are_what_a_file_of_them_is(tmp_path: Any) -> None:
             for part in ("train", "val", "test"):
                 assert np.array_equal(getattr(one, part).x, getattr(there.clients[name], part).x)
                 assert np.array_equal(getattr(one, part).y, getattr(there.clients[name], part).y)
+
+
+def test_tensors_of_half_a_float_are_read() -> None:
+    x, client = torch.tensor([[0.5], [1.5]]).repeat(20, 1), [0, 1] * 20
+    given, whole = (Federated.from_arrays(one, client, client) for one in (x.bfloat16(), x))
+    for name, one in given.clients.items():
+        assert np.array_equal(one.train.x, whole.clients[name].train.x)
 
 
 @pytest.mark.parametrize(
