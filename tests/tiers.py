@@ -50,6 +50,7 @@ THOROUGH = (
     "tests/bench/test_fuzz.py::test_some_thousand_inputs",
     "tests/bench/test_people.py",
     "tests/bench/test_private.py",
+    "tests/bench/test_peers.py::test_what_comes_before_the_first_round_is_counted_for_everybody",
     "tests/bench/test_simulation.py",
     "tests/coordinator/test_store.py::test_two_processes_race_for_one_fleet",
     "tests/edge_client/test_agent_plan.py::test_a_class_to_come",

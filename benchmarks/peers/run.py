@@ -6,8 +6,8 @@
 Every candidate trains all clients for one epoch a round in batches of 10 by SGD (.01), from the same first weights, and
 is a process of its own with one thread of torch for each process that trains. A round's CPU seconds are those of the
 process and all below it (Ray's, too); the table has the median of the rounds after the first, as ratios to the plain
-loop of the same turn. `start` is what the first round cost beyond that: Ray and its actors, imports included. Accuracy
-is the global model's after the last round; shuffles differ.
+loop of the same turn. `start` is what came until the first round was over, beyond that: imports, data, Ray and its
+actors. Accuracy is the global model's after the last round; shuffles differ.
 
 A peer is installed into a venv of its own in build/peers, with this Python's packages (torch, Talaria) behind its own.
 PFLlib and Plato are imported from checkouts that the command line names; what they need comes from PyPI. Plato's server

@@ -82,7 +82,8 @@ def free_port() -> int:
 
 
 class Meter:
-    """CPU seconds, wall seconds and memory of this process and all below it, round by round.
+    """CPU seconds, wall seconds and memory of this process and all below it, round by round; the first begins with the
+    process, so that what is imported and prepared is in it.
 
     ``reaped`` counts also those who came and went between two rounds, as the one who started them has it in its books:
     for a peer that has a process for each training, none of which is there when a round is over.
@@ -92,7 +93,7 @@ class Meter:
         self.rounds: list[dict[str, float]] = []
         self._fields = 4 if reaped else 2
         self._gone: dict[tuple[int, float], float] = {}
-        self._cpu, self._wall = self._spent(), time.monotonic()
+        self._cpu, self._wall = 0.0, time.monotonic() - (time.time() - psutil.Process().create_time())
 
     def round(self) -> None:
         """A round is over."""

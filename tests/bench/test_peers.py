@@ -1,5 +1,6 @@
 """The table of peers: what its command line refuses before anything is installed."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,3 +24,14 @@ def test_what_does_not_fit_is_refused_at_once(words: list[str], why: str, tmp_pa
     ran = subprocess.run([sys.executable, str(RUN), *words], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert ran.returncode == 2
     assert why in " ".join(ran.stderr.split())
+
+
+def test_what_comes_before_the_first_round_is_counted_for_everybody(tmp_path: Path) -> None:
+    given = {"rounds": 2, "turns": 1, "clients": 2, "data": "smartwatch", "out": "found.json", "only": ""}
+    words = [f"--{name}={value}" for name, value in given.items()]
+    subprocess.run([sys.executable, str(RUN), *words], check=True, capture_output=True, cwd=tmp_path)
+    turns = json.loads((tmp_path / "found.json").read_text())["turns"]
+    assert set(turns) == {"loop", "talaria"}
+    for (turn,) in turns.values():
+        first, second = (one["cpu_s"] for one in turn["rounds"])
+        assert first > second, "each process imports torch in its first round"
