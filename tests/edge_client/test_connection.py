@@ -95,3 +95,15 @@ def test_what_is_wrong_with_the_data_is_told_at_the_start_and_not_when_a_round_i
     np.savez(tmp_path / "good.npz", x=x, y=y, split=np.zeros(6, int))
     begun(tmp_path / "good.npz")
     assert "data" not in [event["event"] for event in told]
+
+
+@pytest.mark.parametrize(
+    ("same", "said"),
+    [("device", "device anna"), ("state", "state folder .*own"), ("bundle", "bundle .*me.talaria")],
+)
+def test_agents_of_one_process_share_no_name_folder_or_bundle(settings, tmp_path, same, said):
+    anna = replace(settings("mqtt://127.0.0.1:1"), state=tmp_path / "own", bundle=tmp_path / "me.talaria")
+    others = {"device": "bela", "state": tmp_path / "other", "bundle": tmp_path / "you.talaria"}
+    bela = replace(anna, **{name: value for name, value in others.items() if name != same})
+    with pytest.raises(ConfigError, match=f"{said} is given to more than one agent; give each its own"):
+        asyncio.run(run_agents([anna, bela], lambda event: None))

@@ -37,15 +37,16 @@ async def run_agents(
 
     An agent that fails after it was connected (a full disk, or what nobody foresaw) is started again a while later; one
     that cannot begin is not, and no agent's end is that of another. SIGTERM, SIGINT and SIGHUP end all of them in good
-    order. Raises :class:`~talaria.errors.ConfigError` where two share a name or a folder, or where strangers could
-    listen or speak and ``insecure`` does not allow it.
+    order. Raises :class:`~talaria.errors.ConfigError` where two share a name, a folder or a bundle, or where strangers
+    could listen or speak and ``insecure`` does not allow it.
     """
     if not insecure:
         for config in configs:
             require_safe(config)
     names = [c.device for c in configs]
     folders = [str(c.state.resolve()) for c in configs]
-    for what, values in (("device", names), ("state folder", folders)):
+    bundles = [str(c.bundle.resolve()) for c in configs if c.bundle is not None]
+    for what, values in (("device", names), ("state folder", folders), ("bundle", bundles)):
         twice = sorted({v for v in values if values.count(v) > 1})
         if twice:
             raise ConfigError(f"{what} {', '.join(twice)} is given to more than one agent; give each its own")
