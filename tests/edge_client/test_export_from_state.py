@@ -7,6 +7,7 @@ import pytest
 
 from talaria.cli.main import main
 from talaria.errors import ModelError, StateError
+from talaria.federated import rounds
 from talaria.federated.run_model import layout_of
 from talaria.planning.plan import Plan
 from talaria.training.loop import predict
@@ -59,4 +60,12 @@ def test_a_folder_that_holds_no_finished_model_is_refused(finished, learned, tmp
     del tensors["head.weight"]
     path.write_bytes(tensor_files.pack(tensors, facts))
     with pytest.raises(ModelError):
+        inputs.load_state(tmp_path / "anna")
+
+
+@pytest.mark.parametrize(("algorithm", "hparams"), [("thorki", {}), ("pfedgm", {"predictive": True})])
+def test_of_more_than_the_runs_network_the_agents_bundle_is_named(a_run, finished, tmp_path, algorithm, hparams):
+    run = a_run(algorithm, hparams=hparams)
+    finished(run, rounds.start(run)[0])
+    with pytest.raises(ModelError, match=r"is no plain imu_cnn .* take the bundle that the agent makes"):
         inputs.load_state(tmp_path / "anna")

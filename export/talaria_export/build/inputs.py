@@ -66,13 +66,13 @@ def load_state(folder: Path, allow: Sequence[str] = ()) -> tuple[Module, Module,
         ) from None
     _known(described, allow)
     dense, layout = zoo.build(described), zoo.layout(described)
-    model = compaction.compact(zoo.build(described), first_of(layout, widths_of(layout, to_arrays(tensors))))
     try:
+        model = compaction.compact(zoo.build(described), first_of(layout, widths_of(layout, to_arrays(tensors))))
         model.load_state_dict(tensors)
-    except RuntimeError as problem:
+    except (RuntimeError, ModelError) as problem:
         reason = " ".join(str(problem).split())[:300]
         raise ModelError(
-            f"{path}: is no plain {described.name} ({reason}); take the bundle that the agent made"
+            f"{path}: is no plain {described.name} ({reason}); take the bundle that the agent makes ([device] bundle)"
         ) from None
     return model, dense, torch.zeros(2, *described.input_shape), facts
 
