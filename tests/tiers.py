@@ -8,7 +8,7 @@ SLOW = (
     "tests/coordinator", "tests/edge_client", "tests/export", "tests/hostile", "tests/system",
     "tests/test_no_pickle.py",
     "tests/sdk/aggregate/test_byzantine.py", "tests/sdk/algorithms/test_ffgg.py",
-    "tests/sdk/algorithms/test_trajectories.py",
+    "tests/sdk/algorithms/test_trajectories.py", "tests/sdk/algorithms/test_convolutions.py",
     "tests/sdk/planning/test_latency_model.py",
     "tests/sdk/planning/test_width_schedule.py", "tests/sdk/planning/test_planner_bench.py",
     "tests/sdk/planning/test_device_cli.py",
