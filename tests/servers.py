@@ -150,6 +150,15 @@ class S3Server:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(20)
 
+    @contextmanager
+    def silent(self):
+        """The server stands still while the block runs: its kernel takes requests for it, and nothing answers."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
     @property
     def client(self):
         import boto3

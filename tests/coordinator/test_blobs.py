@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from talaria.errors import StateError
+from talaria_coordinator.fleet.aggregation import passing
 from talaria_coordinator.storage import blobs as blobs_module
 from talaria_coordinator.storage import s3 as s3_blobs
 from talaria_coordinator.storage.blobs import FolderBlobs
+from talaria_coordinator.storage.database import SilentError
 from talaria_coordinator.storage.s3 import S3Blobs
 
 
@@ -234,6 +238,54 @@ def test_a_server_that_goes_away_and_comes_back(new_s3):
             act()
     new_s3.start()
     assert blobs.get(blobs.put(b"after")) == b"after"
+
+
+class Half(BaseHTTPRequestHandler):
+    """Of each object, said to have a thousand bytes, it sends ten, and cuts the link."""
+
+    def do_HEAD(self):
+        self.answer(1000)
+
+    def do_GET(self):
+        listed = b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>" if "list-type" in self.path else b""
+        self.answer(len(listed) or 1000)
+        self.wfile.write(listed or bytes(10))
+
+    def answer(self, size):
+        self.send_response(200)
+        self.send_header("Content-Length", str(size))
+        self.send_header("Last-Modified", "Sun, 01 Nov 2026 00:00:00 GMT")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+class Silent(Half):
+    """It answers to no question about an object before its server is ``over``."""
+
+    asked = 0
+
+    def do_HEAD(self):
+        Silent.asked += 1
+        self.server.over.wait()
+
+
+@pytest.mark.parametrize("kind", [Half, Silent])
+def test_a_link_that_is_cut_in_the_midst_of_an_object_or_says_nothing_is_given_up_and_no_sender_is_to_blame(
+    s3, kind, monkeypatch
+):
+    monkeypatch.setattr(s3_blobs, "READ_S", 1)
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        server.over = threading.Event()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        blobs = S3Blobs(f"s3://{s3.bucket}/half", endpoint=f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(SilentError, match="could not be read") as refused:
+            blobs.get("ab" * 32)
+        server.over.set()
+        server.shutdown()
+    assert passing(refused.value)
+    assert Silent.asked <= s3_blobs.TRIES * s3_blobs.AGAIN
 
 
 def test_a_put_that_is_refused_leaves_no_trace(tmp_path, monkeypatch):

@@ -1,5 +1,5 @@
-"""A PostgreSQL that falls silent while a fleet with keys learns: nobody is thrown off, the operator is told, and once
-it answers again rounds go on by themselves, with all that had a receipt."""
+"""A PostgreSQL, or a bucket's server, that falls silent while a fleet with keys learns: nobody is thrown off, the
+operator is told, and once it answers again rounds go on by themselves, with all that had a receipt."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from keyed import FLEET
 from psycopg.errors import IdleInTransactionSessionTimeout
-from servers import PASSWORD
+from servers import BUCKET, PASSWORD
 from sqlalchemy.exc import InternalError
 
 from talaria_coordinator.config.api import ApiConfig
@@ -63,6 +63,26 @@ def test_a_database_that_falls_silent_holds_up_its_fleet_alone_and_no_longer_tha
         for row in store.attempts.of(FLEET):  # its last words may have opened a round of which it could not tell
             assert row.failure in (None, UNANNOUNCED)
             assert not (row.failure and store.updates.of(FLEET, row.attempt))
+    assert fleet.of("quarantined") == []
+
+
+def test_a_bucket_that_falls_silent_holds_its_fleet_up_no_longer_than_it_is_silent(keyed, s3, tmp_path, monkeypatch):
+    monkeypatch.setattr("talaria_coordinator.storage.s3.READ_S", 1)
+    store = StoreConfig(blobs=f"s3://{BUCKET}/{tmp_path.name}", endpoint=s3.endpoint)
+    fleet = keyed(1000, store=store, quorum=1.0, deadline_s=0.0)
+
+    async def story():
+        async with fleet.running("anna", "bela"):
+            await fleet.told_of("round-closed", count=2)
+            with s3.silent():  # in each round the fleet's own thread reads from it
+                while not (fleet.of("failed") or fleet.of("error")):
+                    await asyncio.sleep(0.1)
+            done = len(fleet.of("round-closed"))
+            await fleet.told_of("round-closed", count=done + 2)
+
+    asyncio.run(story())
+    assert len(fleet.of("ready")) == 1
+    assert {tuple(devices) for devices in fleet.counted().values()} == {("anna", "bela")}
     assert fleet.of("quarantined") == []
 
 

@@ -304,7 +304,7 @@ class Learning:
     def promises(self, fleet: Fleet, devices: Sequence[str]) -> dict[str, dict[str, float | str]]:
         """By device, what it will have spent once it is counted in the next round, and who adds the noise; empty where
         nothing is counted."""
-        ledger = ledger_in(self._server(fleet))
+        ledger = None if self.privacy is None else ledger_in(self._server(fleet))
         if ledger is None or not ledger.noise or self.privacy is None:
             return {}
         often = {name: ledger.rounds.get(name, 0) + 1 for name in devices}

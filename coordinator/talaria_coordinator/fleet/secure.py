@@ -34,6 +34,7 @@ from talaria.tensors import Tensors
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.identity.membership import badge_key
 from talaria_coordinator.storage.blobs import Blobs
+from talaria_coordinator.storage.database import SilentError
 from talaria_coordinator.storage.store import Store
 
 PHASES = ("adverts", "shares", "masked", "agreed", "openings", "done")
@@ -175,6 +176,8 @@ class Secure:
         with self._line:
             try:
                 half = self._known(attempt)
+            except SilentError:  # nothing is lost, and all begins anew once it answers
+                raise
             except StateError as error:
                 return e.AbortRound(time.monotonic(), attempt, str(error))
             return self._where(attempt, half, cohort)
@@ -184,6 +187,8 @@ class Secure:
         with self._line:
             try:
                 return self._known(attempt).phase in PHASES[4:]
+            except SilentError:
+                raise
             except StateError:
                 return False
 

@@ -1,8 +1,8 @@
-""":class:`Served`: runs one fleet in its own event loop and thread, and restarts it after its database was silent.
+""":class:`Served`: runs one fleet in its own event loop and thread, and restarts it after its store was silent.
 
-A database that takes long holds up its own fleet alone: the coordinator's other fleets, its web server and its links to
-brokers have threads of their own. Where the server of a database does not answer at all, the service ends as if it were
-killed, and begins anew from what is in the store, as after any crash.
+A store that takes long holds up its own fleet alone: the coordinator's other fleets, its web server and its links to
+brokers have threads of their own. Where the server of its database or its blobs does not answer at all, the service
+ends as if it were killed, and begins anew from what is in the store, as after any crash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from talaria_coordinator.server.operator_server import Desk
 from talaria_coordinator.storage.database import SilentError
 
 AGAIN_S = (2.0, 60.0)
-"""Seconds until a silent database is asked again, at first and at most."""
+"""Seconds until a silent store is asked again, at first and at most."""
 
 
 class Served:
@@ -60,13 +60,13 @@ class Served:
     def give(self, order: Order) -> None:
         """Put an operator's order in the service's line; any thread may call it."""
         if self._now is None:
-            order.answer.set_exception(StateError("the coordinator waits for its database; try again"))
+            order.answer.set_exception(StateError("the coordinator waits for its store; try again"))
         else:
             service, inside = self._now
             asyncio.run_coroutine_threadsafe(service.order(order), inside)
 
     async def live(self) -> None:
-        """Serve until the end. A database that falls silent once the fleet was entered is told, and asked again."""
+        """Serve until the end. A store that falls silent once the fleet was entered is told, and asked again."""
         try:
             await self._live()
         finally:

@@ -22,8 +22,8 @@ from talaria_coordinator.storage.tables import FLEETS
 
 
 class SilentError(StateError):
-    """The database's server does not answer, or took another's side in a lock; it may again. What was asked last was
-    done as a whole or not at all."""
+    """A server, of the database or of blobs, does not answer, or took another's side in a lock; it may again. What was
+    asked last was done as a whole or not at all."""
 
 
 class Database:

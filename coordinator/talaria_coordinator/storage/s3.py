@@ -15,15 +15,19 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import s3fs.core
+from aiohttp import ClientError as LinkError
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 
-from talaria.errors import StateError
 from talaria_coordinator.storage.blobs import LARGEST, BlobLost, Swept, Young, digest_of, key_of, require_small
+from talaria_coordinator.storage.database import SilentError
 
 _S3: Any = s3fs.core.S3FileSystem
 FRESH_S = 600.0
 """A blob younger than this is not written again by a put; an older one is, so that no gc takes it for forgotten."""
-CONNECT_S, READ_S, TRIES = 5, 60, 3
+CONNECT_S, READ_S, TRIES, AGAIN = 5, 30, 2, 2
+"""So long a server may take to be reached, and over each piece; botocore tries so often, and s3fs has it do that so
+often: one that is silent is given up after two minutes."""
 
 
 class S3Blobs:
@@ -34,7 +38,7 @@ class S3Blobs:
         self.url, self._bucket = url, parts.netloc
         self._prefix = unquote(parts.path).strip("/")
         self._root = "/".join(part for part in (self._bucket, self._prefix) if part)
-        retries = {"max_attempts": TRIES, "mode": "standard"}
+        retries = {"total_max_attempts": TRIES, "mode": "standard"}
         options: dict[str, Any] = {} if profile is None else {"profile": profile}
         self._young = Young()
         with self._talking("opened"):
@@ -44,6 +48,7 @@ class S3Blobs:
                 use_listings_cache=False,
                 **options,
             )
+            self._fs.retries = AGAIN
             self._fs.call_s3("list_objects_v2", Bucket=self._bucket, Prefix=self._prefix, MaxKeys=1)
 
     def put(self, data: bytes | memoryview, digest: str = "") -> str:
@@ -129,9 +134,9 @@ class S3Blobs:
     def _talking(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, BotoCoreError, ClientError) as error:
+        except (OSError, BotoCoreError, ClientError, LinkError, ResponseParserError) as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise StateError(
+            raise SilentError(
                 f"blobs: {self.url} could not be {doing} ({why}); look at the server, the bucket and the keys "
                 "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [store] profile); all earlier state is intact"
             ) from None
