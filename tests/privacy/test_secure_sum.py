@@ -3,7 +3,9 @@
 Hundreds of rounds by default; thousands: ``pytest tests/privacy/test_secure_sum.py --hypothesis-profile=minutes``.
 """
 
+from itertools import combinations
 from random import Random
+from traceback import extract_tb
 
 import numpy as np
 import pytest
@@ -87,6 +89,25 @@ def test_one_more_that_leaves_and_nothing_opens(phase: str) -> None:
     given_ = contributions(NAMES[:5], 1, terms)
     with pytest.raises(AggregationError, match="4 must be there"):
         secure_sum(terms, COORDINATES, given_, who(), leaving={phase: ["d0", "d3"]})
+
+
+@pytest.mark.parametrize("phase", ["masked", "agreed", "openings"])
+def test_where_too_few_of_a_devices_neighbours_stay_nothing_opens_and_it_is_not_blamed(phase: str) -> None:
+    terms = terms_of(6, degree=4, own_threshold=4, holders=2)
+    given_ = contributions(NAMES, 3, terms, kinds=1)
+    leaving = [name for name in NAMES if name != "d0"]
+    found = []
+    for pair in combinations(leaving, 2):
+        try:
+            secure_sum(terms, COORDINATES, given_, who(), leaving={phase: pair}, least=2)
+        except AggregationError as error:
+            found.append(error)
+    assert found
+    for error in found:
+        assert type(error) is AggregationError
+        assert "3 of those who hold shares of 'd" in str(error)
+        asked = "opened" in {frame.name for frame in extract_tb(error.__traceback__)}
+        assert asked == (phase == "openings"), "nobody is asked to open what will not"
 
 
 def test_the_mean_of_metrics_and_the_weights_of_classes_open() -> None:

@@ -155,6 +155,8 @@ class Secure:
                 came = half.came
                 try:
                     said = half.proceed()
+                    if half.phase == "openings":
+                        half.require_holders()
                     if half.phase == "done":
                         half.opened()
                         liars.update(half.liars)

@@ -8,10 +8,9 @@ is all that a restart needs. Nothing that it holds before the end tells more tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import combinations
 from typing import Any, Literal
 
 import msgpack
@@ -41,8 +40,6 @@ from talaria.privacy.terms import Terms
 from talaria.tensors import Array
 
 FORMAT = 1
-TRIES = 64
-"""Choices of shares that are tried where some are wrong."""
 Phase = Literal["adverts", "shares", "masked", "agreed", "openings", "done"]
 _NEXT: dict[str, Phase] = {
     "adverts": "shares",
@@ -248,6 +245,20 @@ class CoordinatorHalf:
         self._state.phase = _NEXT[self.phase]
         return out
 
+    def require_holders(self) -> None:
+        """Raise :class:`AggregationError` where, of those who hold shares of a secret that the sum needs, too few said
+        the last word: with neighbours alone that may be. Before anybody is asked to open, it may be tried again."""
+        there, survivors = self._state.openings or self._state.agreed, set(self.survivors)
+        for owner in self._state.members:
+            if owner not in survivors and survivors.isdisjoint(self._roster.neighbours[owner]):
+                continue  # it shared no mask with them
+            holders = sum(name in there for name in self._roster.holders(owner))
+            if holders < self._roster.own_threshold:
+                raise AggregationError(
+                    f"secure: {holders} of those who hold shares of {owner!r} stayed, and {self._roster.own_threshold} "
+                    "must; let devices have more neighbours (degree)"
+                )
+
     def again(self) -> dict[str, Message]:
         """What to send once more, by device, to those of whom this phase still waits; nothing in the first."""
         before = {after: phase for phase, after in _NEXT.items()}
@@ -268,8 +279,8 @@ class CoordinatorHalf:
         return {name: Delivery(members, tuple(found)) for name, found in boxes.items()}
 
     def opened(self) -> Opened:
-        """The sums. Raises :class:`AggregationError` where too few stayed, and :class:`NoSecretError` where shares of a
-        device are missing or too many of them are wrong."""
+        """The sums. Raises :class:`AggregationError` where too few stayed, and :class:`NoSecretError` where shares
+        of a device do not come of those who hold them, or too many are wrong."""
         if self._opened is None:
             self._opened = self._open()
         return self._opened
@@ -281,6 +292,7 @@ class CoordinatorHalf:
         tiers = blocks.open_tiers(survivors)
         if not tiers:
             raise AggregationError("secure: too few devices stayed to hide each other; try the round again")
+        self.require_holders()
         values, side = (total.copy() for total in self._totals())
         rows = np.isin(blocks.tier, [tier for tier in tiers if tier < self.terms.tiers])
         seeds, keys = self._secrets(tiers)
@@ -397,7 +409,7 @@ class CoordinatorHalf:
         """The secret of ``owner``, and whose shares gave it; where a share is wrong, other choices are tried."""
         threshold = self._roster.own_threshold
         public = self._roster.adverts[owner].mask_key
-        for chosen in _choices(sorted(shares), threshold):
+        for chosen in shamir.choices(sorted(shares), threshold):
             scale = scales[chosen] = scales.get(chosen) or shamir.weights(chosen)
             try:
                 secret = shamir.join({x: shares[x] for x in chosen}, scale)
@@ -485,16 +497,3 @@ class CoordinatorHalf:
     @property
     def _survivors(self) -> Survivors:
         return Survivors(tuple(sorted(self._state.masked)))
-
-
-def _choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
-    """Which shares to try: the first that are enough, then so that each one, and each two, were left out once."""
-    tried = set()
-    for wrong in range(3):
-        for out in combinations(holders, wrong):
-            chosen = tuple(x for x in holders if x not in out)[:threshold]
-            if len(chosen) == threshold and chosen not in tried:
-                tried.add(chosen)
-                yield chosen
-                if len(tried) == TRIES:
-                    return

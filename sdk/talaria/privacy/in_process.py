@@ -86,6 +86,8 @@ def secure_sum(
     gone: set[str] = set()
     while coordinator.phase != "done":
         out = coordinator.proceed()
+        if coordinator.phase == "openings":
+            coordinator.require_holders()
         gone |= set((leaving or {}).get(coordinator.phase, ()))
         written: dict[int, bytes] = {}  # most phases say the same to all
         for name, message in out.items():

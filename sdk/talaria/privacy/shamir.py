@@ -8,7 +8,8 @@ times this process to the nanosecond is not defended against (SECURITY.md, side 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 
 from talaria.errors import ConfigError, WireError
 
@@ -16,6 +17,8 @@ PRIME = (1 << 256) + 297
 SECRET_BYTES, SHARE_BYTES = 32, 33
 MOST = 1 << 12
 """Holders of one secret at most."""
+TRIES = 64
+"""Choices of shares that are tried where some are wrong."""
 
 
 def split(secret: bytes, threshold: int, holders: int, entropy: bytes) -> list[bytes]:
@@ -76,3 +79,16 @@ def join(shares: Mapping[int, bytes], scale: Sequence[int] | None = None) -> byt
     if total >> 256:
         raise WireError("shares: they come to no secret; one of them is wrong")
     return total.to_bytes(SECRET_BYTES, "big")
+
+
+def choices(holders: Sequence[int], threshold: int) -> Iterator[tuple[int, ...]]:
+    """Which shares to try: the first that are enough, then so that each one, and each two, were left out once."""
+    tried = set()
+    for wrong in range(3):
+        for out in combinations(holders, wrong):
+            chosen = tuple(x for x in holders if x not in out)[:threshold]
+            if len(chosen) == threshold and chosen not in tried:
+                tried.add(chosen)
+                yield chosen
+                if len(tried) == TRIES:
+                    return
