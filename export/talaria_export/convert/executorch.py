@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.errors import ConfigError, ModelError
+from talaria.seeds import ALONE
 from talaria_export.bundle.preprocess import Preprocessing
 from talaria_export.convert.onnx import prepared, take_a_gradient
 
@@ -106,15 +107,16 @@ def _lowered(model: Module, one: Tensor) -> bytes:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        take_a_gradient()
-        program = torch.export.export(model, (one,))
-        lowered: Any = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-        return bytes(lowered.to_executorch().buffer)
-    finally:
-        logging.disable(before)
+    with ALONE:  # two that turned warnings off and on would leave them off
+        before = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            take_a_gradient()
+            program = torch.export.export(model, (one,))
+            lowered: Any = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+            return bytes(lowered.to_executorch().buffer)
+        finally:
+            logging.disable(before)
 
 
 def _run(data: bytes, batch: Tensor) -> Tensor:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import io
 import logging
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,6 +27,7 @@ from talaria.planning.refusals import short
 from talaria.seeds import ALONE
 from talaria_export.bundle.preprocess import Preprocessing
 from talaria_export.convert.names import INPUT, OUTPUT
+from talaria_export.convert.quiet import quiet
 from talaria_export.convert.spoken import spoken
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _quietly() -> Iterator[None]:
     """The exporter logs and warns about its own inner workings; none of it concerns the caller."""
     loggers = [logging.getLogger(name) for name in _NOISY]
     before = [logger.level for logger in loggers]
-    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+    with warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
         for logger in loggers:
             logger.setLevel(logging.CRITICAL)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from talaria.tensors import Array
 from talaria_export.bundle.manifest import check_names
 from talaria_export.convert.passes.nchwc import tell_batches
 from talaria_export.convert.passes.rewrites import file_of, set_nodes, strip
+from talaria_export.convert.quiet import quiet_root
 from talaria_export.runtime.cpu import has_vnni
 from talaria_export.runtime.likeness import likeness
 from talaria_export.runtime.session import Session
@@ -166,7 +165,7 @@ def static_int8(model: ModelProto, calibration: Array, *, keep: Sequence[str], r
         if node.op_type == "ConvTranspose"
         or (node.op_type == "LayerNormalization" and not several.isdisjoint(node.input[1:]))
     ]
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet_root():
         path = Path(folder, "int8.onnx")
         quantize_static(
             named,
@@ -187,7 +186,7 @@ def linear_int8(model: ModelProto) -> bytes:
     """Weights of the linear layers in 8 bits, activations quantized as they come."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with tempfile.TemporaryDirectory() as folder, _quiet():
+    with tempfile.TemporaryDirectory() as folder, quiet_root():
         path = Path(folder, "int8.onnx")
         quantize_dynamic(
             _named(model),
@@ -222,14 +221,3 @@ def _stripped(path: Path) -> bytes:
     strip(model)
     tell_batches(model)
     return file_of(model)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The quantizer advises, through the root logger, steps that were taken already."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

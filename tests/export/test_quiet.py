@@ -1,0 +1,52 @@
+"""An app's log and its stderr are its own while a bundle is made: the converting libraries alone are not heard."""
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from talaria_export import export_onnx
+from talaria_export.convert.onnx import convert
+from talaria_export.convert.quantize import linear_int8, static_int8
+
+
+def said_beside(work: Callable[[], object], say: Callable[[str], object]) -> list[str]:
+    """What another thread said while ``work`` ran."""
+    said, over = [], threading.Event()
+
+    def talk() -> None:
+        while not over.is_set():
+            said.append(f"sample {len(said)}")
+            say(said[-1])
+            time.sleep(0.002)
+
+    other = threading.Thread(target=talk)
+    other.start()
+    try:
+        work()
+    finally:
+        over.set()
+        other.join()
+    return said
+
+
+def test_quantizing_sets_up_no_log_in_the_apps_place(imu, monkeypatch):
+    proto = convert(imu.model, imu.x)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    static_int8(proto, imu.x.numpy(), keep=[], reduce_range=True)
+    linear_int8(proto)
+    assert logging.root.handlers == []
+    assert logging.root.filters == []
+
+
+def test_an_app_is_heard_while_its_device_quantizes(imu, caplog):
+    proto = convert(imu.model, imu.x)
+    caplog.clear()
+    said = said_beside(lambda: static_int8(proto, imu.x.numpy(), keep=[], reduce_range=True), logging.warning)
+    assert [record.getMessage() for record in caplog.records] == said
+
+
+def test_an_app_is_heard_on_stderr_while_its_device_exports(imu, capsys):
+    said = said_beside(lambda: export_onnx(imu.model, imu.x), lambda text: sys.stderr.write(f"{text}\n"))
+    assert capsys.readouterr().err.splitlines() == said
