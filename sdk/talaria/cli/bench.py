@@ -19,10 +19,13 @@ class _Benches(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # of typer's own copy of click, or click's
         found = entry_points(group=GROUP)
-        if cmd_name not in (found.names or {"install"}):
+        if found.names and cmd_name not in found.names:
             return None
         one = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
-        one.command(cmd_name)(found[cmd_name].load() if found.names else _missing)
+        if found.names:
+            one.command(cmd_name)(found[cmd_name].load())
+        else:  # whichever it is, with whatever options
+            one.command(cmd_name, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(_missing)
         return typer.main.get_command(one)
 
 

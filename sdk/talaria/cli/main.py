@@ -90,6 +90,8 @@ def _unavailable(name: str, package: str) -> object:
 def _install(module: str) -> str | None:
     """The command that installs ``module``, by the first extra of Talaria that has its package; None where none has."""
     package = _plain(module.partition(".")[0])
+    if sys.argv[1:2] in (["export"], ["plan"]) and package in ("torch", "onnx", "onnxscript"):
+        return "pip install 'talaria[export]'"  # these need all three; the first extra that has one lacks the others
     for line in requires("talaria") or ():
         wanted = _IN_EXTRA.match(line)
         if wanted and _plain(wanted["package"]) == package:

@@ -16,6 +16,8 @@ WITHOUT = "import sys; sys.modules[sys.argv.pop(1)] = None; from talaria.cli.mai
     [
         ("sqlalchemy", ("coordinator", "serve", "fleet.toml"), "coordinator"),
         ("onnxruntime", ("verify", "me.talaria"), "export"),
+        ("onnx", ("export", "--run", "saved", "--client", "anna"), "export"),
+        ("torch", ("plan", "-b", "latency_ratio=0.5"), "export"),
         ("seglearn", ("simulate", "-a", "fedavg", "-d", "smartwatch"), "sim"),
     ],
 )
@@ -29,3 +31,15 @@ def test_what_lacks_a_package_names_its_extra(package: str, words: tuple[str, ..
     assert package in ran.stderr
     assert ran.stderr.endswith(f"pip install 'talaria[{extra}]'\n")
     assert ran.stderr.count("\n") == 1
+
+
+def test_a_benchmark_of_an_install_without_benchmarks_says_where_they_are(tmp_path: Path) -> None:
+    none = "import importlib.metadata as m; known = m.entry_points; m.entry_points = lambda **one: ("
+    none += "m.EntryPoints() if one.get('group') == 'talaria.benches' else known(**one)); "
+    ran = subprocess.run(
+        [sys.executable, "-c", none + "from talaria.cli.main import main; main()", "bench", "chaos", "--faults", "2"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("talaria: no benchmark is installed")
+    assert "pip install -e benchmarks" in ran.stderr
