@@ -123,10 +123,10 @@ def fitting(given: Mapping[str, Any], parts: Parts) -> Array:
     arrays = {name: _array(given[name], f"x: input {name!r}") for name in parts}
     if all(arrays[name].shape == shape for name, shape in parts.items()):
         arrays = {name: array[None] for name, array in arrays.items()}
-    for name, shape in parts.items():
+    for name, shape in sorted(parts.items(), key=lambda part: arrays[part[0]].shape == part[1]):  # the odd one first
         if arrays[name].shape[1:] != shape:
             raise DataError(
-                f"x: input {name!r} has shape {arrays[name].shape}; give {shape} for one, or (N, ...) for N"
+                f"x: input {name!r} has shape {arrays[name].shape}; give {shape} for one, or (N, ...) of each for N"
             )
     return joined(arrays)[0]
 

@@ -57,6 +57,14 @@ def test_inputs_stand_side_by_side_in_the_order_of_their_names() -> None:
         assert torch.equal(given(torch.from_numpy(x)), want)
 
 
+def test_the_input_of_another_shape_is_named_and_not_one_that_fits() -> None:
+    xs, _ = recorded(5)
+    _, parts = inputs.joined(xs)
+    one = {name: values[0] for name, values in xs.items()}
+    with pytest.raises(DataError, match=r"input 'imu' has shape \(32, 6\); give \(6, 32\)"):
+        inputs.fitting({**one, "imu": one["imu"].T}, parts)
+
+
 def test_a_file_of_named_inputs_is_learned_pruned_and_exported(tmp_path: Path) -> None:
     xs, y = recorded(240)
     np.savez(tmp_path / "mine.npz", y=y, client=np.arange(240) // 80, **{f"x_{name}": xs[name] for name in xs})
