@@ -4,8 +4,10 @@ import logging
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 
+from talaria.model.prunability import survey
 from talaria_export import export_onnx
 from talaria_export.convert.onnx import convert
 from talaria_export.convert.quantize import linear_int8, static_int8
@@ -50,3 +52,14 @@ def test_an_app_is_heard_while_its_device_quantizes(imu, caplog):
 def test_an_app_is_heard_on_stderr_while_its_device_exports(imu, capsys):
     said = said_beside(lambda: export_onnx(imu.model, imu.x), lambda text: sys.stderr.write(f"{text}\n"))
     assert capsys.readouterr().err.splitlines() == said
+
+
+def test_an_apps_warnings_come_again_where_one_thread_exports_and_another_one_plans(imu):
+    before = list(warnings.filters)
+    exporting = threading.Thread(target=export_onnx, args=(imu.model, imu.x))
+    exporting.start()
+    while exporting.is_alive() and warnings.filters == before:
+        time.sleep(0.001)
+    survey(imu.model, imu.x)
+    exporting.join()
+    assert warnings.filters == before

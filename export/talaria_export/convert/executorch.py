@@ -74,7 +74,7 @@ def program(model: Module, example: Tensor, steps: Preprocessing | None = None) 
         own = Normalized(own, steps)
         batch = torch.from_numpy(steps.raw(batch.numpy()))
     one = batch[:1]
-    with warnings.catch_warnings():
+    with ALONE, warnings.catch_warnings():  # two that turned warnings off and on would leave them off
         warnings.simplefilter("ignore")  # its own deprecations, none of them ours
         data = _lowered(own, one)
         answer = _run(data, batch)
@@ -107,16 +107,15 @@ def _lowered(model: Module, one: Tensor) -> bytes:
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
 
-    with ALONE:  # two that turned warnings off and on would leave them off
-        before = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-        try:
-            take_a_gradient()
-            program = torch.export.export(model, (one,))
-            lowered: Any = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-            return bytes(lowered.to_executorch().buffer)
-        finally:
-            logging.disable(before)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        take_a_gradient()
+        program = torch.export.export(model, (one,))
+        lowered: Any = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+        return bytes(lowered.to_executorch().buffer)
+    finally:
+        logging.disable(before)
 
 
 def _run(data: bytes, batch: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ def survey(model: Module, example: Tensor) -> Survey:
     other way in a smaller network; that is not seen here. ``model`` keeps its weights, gradients and train mode.
     """
     try:
-        with warnings.catch_warnings():
+        with seeds.ALONE, warnings.catch_warnings():  # whose filters are one list for all threads
             # Of a recurrent network's long chain torch-pruning says that it looks no further; what it finds is checked.
             warnings.filterwarnings("ignore", "Maximum recursive depth reached", UserWarning)
             coupling = trace(model, example)
