@@ -11,6 +11,7 @@ from talaria.model.prunability import survey
 from talaria_export import export_onnx
 from talaria_export.convert.onnx import convert
 from talaria_export.convert.quantize import linear_int8, static_int8
+from talaria_export.convert.quiet import quiet
 
 
 def said_beside(work: Callable[[], object], say: Callable[[str], object]) -> list[str]:
@@ -63,3 +64,14 @@ def test_an_apps_warnings_come_again_where_one_thread_exports_and_another_one_pl
     survey(imu.model, imu.x)
     exporting.join()
     assert warnings.filters == before
+
+
+def test_threads_that_are_quiet_at_once_leave_no_more_behind_each_time(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    for _ in range(2 * sys.getrecursionlimit()):
+        first, second = quiet(), quiet()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+    sys.stderr.write("")
