@@ -34,6 +34,19 @@ def free_port():
         return sock.getsockname()[1]
 
 
+@contextmanager
+def still(*pids):
+    """These processes do nothing while the block runs: their sockets stay open, and the kernel answers for them."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in reversed(pids):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
 class Postgres:
     """One PostgreSQL server."""
 
@@ -71,19 +84,10 @@ class Postgres:
     def stop(self):
         self._run("pg_ctl", "stop", "-D", "data", "-m", "fast")
 
-    @contextmanager
     def silent(self):
-        """The whole server stands still while the block runs: its sockets stay open, and its kernel answers for it."""
+        """The whole server stands still while the block runs."""
         parent = (self.folder / "data" / "postmaster.pid").read_text().split()[0]
-        pids = [int(parent), *map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())]
-        try:
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-            yield
-        finally:
-            for pid in reversed(pids):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+        return still(int(parent), *map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()))
 
     def url(self, name):
         from sqlalchemy import URL
@@ -150,14 +154,9 @@ class S3Server:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(20)
 
-    @contextmanager
     def silent(self):
-        """The server stands still while the block runs: its kernel takes requests for it, and nothing answers."""
-        self.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
+        """The server stands still while the block runs."""
+        return still(self.process.pid)
 
     @property
     def client(self):

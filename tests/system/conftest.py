@@ -9,7 +9,6 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 import torch
 from keyed import Keyed
 from nursery import nursery
+from servers import still
 
 from talaria.federated import global_model
 from talaria.federated.run import Member, Run
@@ -79,14 +79,9 @@ class Program:
         _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
-    @contextmanager
     def stopped(self):
         """It does nothing meanwhile, though its links stay open."""
-        self.process.send_signal(signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
+        return still(self.process.pid)
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
