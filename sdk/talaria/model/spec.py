@@ -117,7 +117,8 @@ class ModelSpec:
         if not _whole(self.classes) or not 1 <= self.classes <= MOST_CLASSES:
             raise ConfigError(f"model: classes={shown(self.classes)} must be a whole number in 1..{MOST_CLASSES}")
         if not _whole(self.seed) or not 0 <= self.seed < 1 << 63:
-            raise ConfigError(f"model: seed={shown(self.seed)} must be a whole number in 0..2**63-1")
+            mend = by_item(self.seed)
+            raise ConfigError(f"model: seed={shown(self.seed)} must be a whole number in 0..2**63-1{mend}")
         if self.adapters is not None and not isinstance(self.adapters, AdapterSpec):
             raise ConfigError(f"model: adapters={shown(self.adapters)} must be an AdapterSpec or None")
         if not isinstance(self.pretrained, bool):

@@ -28,6 +28,7 @@ from safetensors.numpy import load, save
 from talaria import errors
 from talaria.errors import ConfigError, StateError, TalariaError
 from talaria.tensors import Tensors
+from talaria.valid import by_item
 
 Job = tuple[Mapping[str, Any], Tensors | None]
 """What a process is asked, as plain values, and the private state of the client that it is asked about, if any."""
@@ -45,7 +46,8 @@ class Crew:
     def __init__(self, count: int, work: Work) -> None:
         """Raises :class:`ConfigError` for a number out of 1..256, and where processes cannot be forked."""
         if type(count) is not int or not 1 <= count <= MOST:
-            raise ConfigError(f"simulate: workers={count!r} must be a whole number in 1..{MOST}, or 0 for this process")
+            rule = f"a whole number in 1..{MOST}, or 0 for this process"
+            raise ConfigError(f"simulate: workers={count!r} must be {rule}{by_item(count)}")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ConfigError(f"simulate: workers={count}: this system cannot fork processes; leave it at 0")
         self.count, self._work = count, work

@@ -640,6 +640,8 @@ def test_a_function_that_makes_the_model_is_one(data: talaria.Federated) -> None
         ({"model": 5}, r"model '\?:int#\d+': is a int; name a function \(input_shape, classes\)"),
         ({"rounds": 0}, "rounds"),
         ({"rounds": np.int64(2)}, r"rounds=np.int64\(2\) must be a whole number; write its .item\(\)"),
+        ({"seed": np.int64(2)}, r"seed=np.int64\(2\) must be a whole number in 0.*; write its .item\(\)"),
+        ({"workers": np.int64(2)}, r"workers=np.int64\(2\) must be a whole number in 1.*; write its .item\(\)"),
         ({"recipe": {"lr": np.float32(0.5)}}, r"lr=np.float32\(0.5\) must be above 0.*; write its .item\(\)"),
         ({"options": {"mu": np.int64(2)}}, r"'mu'\]=np.int64\(2\) must be a number or text; write its .item\(\)"),
         ({"evaluate_every": -1}, "evaluate_every"),
