@@ -248,11 +248,10 @@ def test_traffic(store):
 
 FULL = """
 import resource, sys
-import msgpack
 import numpy as np
 from pathlib import Path
 from talaria.errors import StateError
-from talaria_edge.storage.state import DeviceStore, Trained, UnfitError, _sealed
+from talaria_edge.storage.state import DeviceStore, Trained
 with DeviceStore(Path(sys.argv[1]), "watch", "anna") as store:
     store.stage(Trained(b"one", 1, "b", "r"), {"w": np.ones(10)})
     store.publish()

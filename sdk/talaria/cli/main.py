@@ -78,7 +78,7 @@ def _add(main: typer.Typer, entry: EntryPoint) -> None:
 
 
 def _unavailable(name: str, package: str) -> object:
-    advice = _install(package) or f"pip install {package}"
+    advice = _install(package, name) or f"pip install {package}"
 
     def command() -> None:
         raise ConfigError(f"`talaria {name}` needs the package {package!r}: {advice}")
@@ -87,10 +87,11 @@ def _unavailable(name: str, package: str) -> object:
     return command
 
 
-def _install(module: str) -> str | None:
-    """The command that installs ``module``, by the first extra of Talaria that has its package; None where none has."""
+def _install(module: str, command: str) -> str | None:
+    """What installs ``module`` for ``command``, by the first extra of Talaria that has its package; None where none
+    has."""
     package = _plain(module.partition(".")[0])
-    if sys.argv[1:2] in (["export"], ["plan"]) and package in ("torch", "onnx", "onnxscript"):
+    if command in ("export", "plan") and package in ("torch", "onnx", "onnxscript"):
         return "pip install 'talaria[export]'"  # these need all three; the first extra that has one lacks the others
     for line in requires("talaria") or ():
         wanted = _IN_EXTRA.match(line)
@@ -121,7 +122,7 @@ def main() -> None:
     except TalariaError as error:
         _fail(str(error))
     except ModuleNotFoundError as missing:
-        advice = _install(missing.name or "")
+        advice = _install(missing.name or "", sys.argv[1] if sys.argv[1:] else "")
         if advice is None:
             raise
         _fail(f"this command needs the package {missing.name!r}: {advice}")

@@ -346,7 +346,7 @@ import numpy as np
 import talaria
 import torch
 from talaria import durable, plugins
-from talaria.simulation import checkpoint, experiment
+from talaria.simulation import checkpoint
 
 with np.load(sys.argv[1]) as stored:
     data = talaria.Federated.from_arrays(**stored)
