@@ -51,6 +51,7 @@ import json
 import math
 import pickle
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -285,3 +286,24 @@ def test_the_same_updates_unharmed_count(siege):
         await s.finishes(*sorted(["anna", "bela", *(mallory.name for mallory in s.attackers)]))
 
     siege(story, attackers=len(forms))
+
+
+def test_an_offer_whose_sha256_is_not_that_of_its_chunks_holds_nobody_up(siege):
+    """Each chunk has the sha256 that was signed for it, the whole has not: nobody but its sender can be to blame."""
+
+    async def story(s):
+        await s.opened("bela")
+        await s.stored("anna")
+        for mallory in s.attackers:
+            data, lie = mallory.good(), mallory.name.encode().ljust(32)
+            cut = replace(mallory.offer(data, sha256=lie), sha256=lie)
+            for index in range(cut.count):
+                mallory.chunk(cut, index, data[cut.chunk * index :][: cut.chunk])
+        for mallory in s.attackers:
+            await s.shut_out("whole sha256", name=mallory.name)
+        s.release("bela")
+        await s.finishes("anna", "bela")
+        rejected = [u.device for u in s.store.updates.of("watch", 1) if u.status == "rejected"]
+        assert rejected == sorted(mallory.name for mallory in s.attackers)
+
+    siege(story, attackers=8)

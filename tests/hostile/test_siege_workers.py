@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 
 from memory_broker import Loop
 from siege import ROOT, Cost
@@ -126,6 +127,24 @@ def test_a_flood_of_chunks_that_nobody_wants_shuts_it_out(siege):
                 s.mallory.chunk(cut, 0, b"nobody asked for it")
             await asyncio.sleep(0)
         await s.shut_out("flooded")
+        s.release("bela")
+        await s.finishes("anna", "bela")
+
+    siege(story, with_a_worker)
+
+
+def test_an_offer_whose_sha256_is_not_that_of_its_chunks_is_refused(siege):
+    async def story(s):
+        await s.opened("bela")
+        await s.stored("anna")
+        data, lie = s.mallory.good(), bytes(range(32))
+        cut = replace(describe(data), sha256=lie)
+        while not s.of("quarantined", device="mallory"):  # before it is asked nobody hears its chunks
+            s.mallory.offer(data, sha256=lie)
+            for index in range(cut.count):
+                s.mallory.chunk(cut, index, data[cut.chunk * index :][: cut.chunk])
+            await asyncio.sleep(0.05)
+        await s.shut_out("whole sha256")
         s.release("bela")
         await s.finishes("anna", "bela")
 

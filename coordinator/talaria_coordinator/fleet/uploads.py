@@ -12,7 +12,7 @@ from talaria.errors import AggregationError, StateError, WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol import words
-from talaria.wire.chunks import Assemblies, Cut, FileAssembly
+from talaria.wire.chunks import Assemblies, Cut, FileAssembly, TornError
 from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.secure import GoneError, LateError, Secure
 from talaria_coordinator.storage.store import Store
@@ -59,10 +59,9 @@ def receive(
     :class:`~talaria.errors.StateError` where the disk refuses; it may be called again then.
     """
     if secure is not None:
-        try:
-            data = part.joined()
-        except WireError:
-            return enter(fleet, upload, frozenset(part.found()), store)
+        data = _joined(part)
+        if not isinstance(data, bytes):
+            return enter(fleet, upload, data, store)
         begun(fleet, upload, store)
         return _receive_masked(fleet, upload, part.path, data, learning, store, secure)
     return enter(fleet, upload, check(part, upload.device, *begun(fleet, upload, store), learning), store)
@@ -79,16 +78,24 @@ def begun(fleet: str, upload: a.Complete, store: Store) -> tuple[int, str]:
 def check(part: FileAssembly, device: str, round: int, base_digest: str, learning: Learning) -> Verdict:
     """Look at a complete upload; one that may count is a durable blob when this returns. Raises
     :class:`~talaria.errors.StateError` where the disk refuses; it may be called again then."""
-    try:
-        data = part.joined()  # not made durable here: the blob is, and a crash before it asks for what is missing
-    except WireError:
-        return frozenset(part.found())
+    data = _joined(part)  # not made durable here: the blob is, and a crash before it asks for what is missing
+    if not isinstance(data, bytes):
+        return data
     try:
         update = learning.checked(data, device, round, base_digest)
     except WireError as error:
         return error
     learning.blobs.adopt(part.path, data, part.cut.sha256.hex())
     return findings_of(update, learning.dense)
+
+
+def _joined(part: FileAssembly) -> bytes | WireError | frozenset[int]:
+    try:
+        return part.joined()
+    except TornError as torn:
+        return torn.intact
+    except WireError as error:
+        return error
 
 
 def enter(fleet: str, upload: a.Complete, verdict: Verdict, store: Store) -> e.Stored | e.UpdateRejected | e.Damaged:

@@ -96,6 +96,14 @@ def most_within(largest: int | None, chunk: int = CHUNK) -> int:
     return chunk * MAX_CHUNKS if largest is None else chunk * min(MAX_CHUNKS, (largest - ROOM) // 32)
 
 
+class TornError(WireError):
+    """Of chunks that were here, ``intact`` are left: the disk lost the others."""
+
+    def __init__(self, name: str, intact: frozenset[int]) -> None:
+        super().__init__(f"{name}: not all chunks lie there as they came; what is missing is asked for again")
+        self.intact = intact
+
+
 class FileAssembly:
     """Chunks rejoined in a file, one chunk in memory at a time; :meth:`found` picks up after a restart."""
 
@@ -113,7 +121,7 @@ class FileAssembly:
                 f"cannot open {path} for a transfer: {why.strerror}; free space or fix its rights"
             ) from why
 
-    def put(self, index: int, data: bytes, *, known: bool = False) -> None:
+    def put(self, index: int, data: bytes | memoryview, *, known: bool = False) -> None:
         """Write one chunk in its place; one that is ``known`` to have its sha256, because a protocol's machine let it
         in, is not hashed once more. Raises :class:`WireError` if it does not fit, :class:`StateError` if the disk
         refuses."""
@@ -136,13 +144,18 @@ class FileAssembly:
         return {i for i in range(self.cut.count) if self.cut.fits(i, self.read(i))}
 
     def joined(self) -> bytes:
-        """All bytes, read once and hashed once; :class:`WireError` where their sha256 differs."""
+        """All bytes, read once and hashed once. Where their sha256 differs :class:`TornError`, or, where each chunk is
+        right, :class:`WireError`: then the manifest itself lies."""
         data = os.pread(self._fd, self.cut.size, 0)
         if len(data) != self.cut.size:  # one read gives 2 GiB at most
             data = b"".join(self.read(i) for i in range(self.cut.count))
-        if hashlib.sha256(data).digest() != self.cut.sha256:
-            raise WireError(self._differs())
-        return data
+        if hashlib.sha256(data).digest() == self.cut.sha256:
+            return data
+        view, chunk = memoryview(data), self.cut.chunk
+        intact = frozenset(i for i in range(self.cut.count) if self.cut.fits(i, view[i * chunk : (i + 1) * chunk]))
+        if len(intact) == self.cut.count:
+            raise WireError("each chunk is as the manifest says, but their whole sha256 is not; the manifest is wrong")
+        raise TornError(self.path.name, intact)
 
     def finish(self) -> None:
         """Make the file durable after checking the whole sha256 (:class:`WireError` where it differs)."""
@@ -150,14 +163,11 @@ class FileAssembly:
         for i in range(self.cut.count):
             whole.update(self.read(i))
         if whole.digest() != self.cut.sha256:
-            raise WireError(self._differs())
+            raise WireError(f"{self.path.name}: the joined chunks do not match the whole sha256 of the manifest")
         try:
             os.fsync(self._fd)
         except OSError as why:
             raise StateError(f"cannot make {self.path} durable: {why.strerror}; free space") from why
-
-    def _differs(self) -> str:
-        return f"{self.path.name}: the joined chunks do not match the whole sha256 of the manifest"
 
     def close(self) -> None:
         if self._fd >= 0:

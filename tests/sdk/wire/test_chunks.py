@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, StateError, TooLarge, WireError
-from talaria.wire.chunks import FileAssembly, describe
+from talaria.wire.chunks import FileAssembly, TornError, describe
 from talaria.wire.frames import MAX_PAYLOAD
 
 DATA = bytes(range(256)) * 11
@@ -69,8 +69,9 @@ def test_a_wrong_whole_is_noticed(tmp_path):
         for index, part in pieces(DATA, 1000):
             whole.put(index, part)
         for check in (whole.finish, whole.joined):
-            with pytest.raises(WireError, match="whole sha256"):
+            with pytest.raises(WireError, match="whole sha256") as caught:
                 check()
+            assert not isinstance(caught.value, TornError)  # it is not the disk's fault
 
 
 def test_bounds_hold_before_anything_is_allocated(tmp_path):
@@ -102,6 +103,9 @@ def test_a_file_picks_up_after_a_restart_and_believes_only_what_it_hashes(tmp_pa
         assert second.found() == {1, 2}
         with pytest.raises(WireError, match="whole sha256"):
             second.finish()
+        with pytest.raises(TornError) as torn:
+            second.joined()
+        assert torn.value.intact == {1, 2}
         for index, part in pieces(DATA, 500):
             second.put(index, part)
         assert second.found() == set(range(cut.count))
