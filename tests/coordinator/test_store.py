@@ -25,6 +25,7 @@ from sqlalchemy.exc import OperationalError
 from talaria.errors import ConfigError, StateError
 from talaria.time import Clocks, told_by
 from talaria_coordinator.fleet.cohort import roster
+from talaria_coordinator.storage import updates
 from talaria_coordinator.storage.audit import append
 from talaria_coordinator.storage.database import answering
 from talaria_coordinator.storage.devices import Sight
@@ -129,6 +130,25 @@ def test_nothing_counts_twice(store):
         store.attempts.commit("watch", two, **values)
     assert store.fleets.get("watch").round == 1
     assert store.attempts.of("watch")[1].closed is None
+
+
+@pytest.mark.parametrize("named", [1, 2, 500])
+def test_updates_count_however_many_are_named_at_once(store, named, monkeypatch):
+    monkeypatch.setattr(updates, "NAMED", named)
+    fleet, names = store.fleets.enter("watch", RUN, A, B), ["a", "b", "c", "d", "e"]
+    early = opened(store).attempt
+    store.attempts.fail("watch", early, "slow")
+    number = opened(store).attempt
+    made = [(early, "a"), (early, "b"), *((number, name) for name in names)]
+    for attempt, name in [*made, (number, "f")]:
+        keep(store, attempt, name)
+    values = {"epoch": fleet.epoch, "model_digest": C, "server": A, "last": False}
+    for wrong in ([*made, (number, "e")], [*made, (early, "c")]):
+        with pytest.raises(StateError, match=f"cannot count '{wrong[-1][1]}'"):
+            store.attempts.commit("watch", number, counted=wrong, **values)
+    store.attempts.commit("watch", number, counted=made, **values)
+    found = [one for attempt in (early, number) for one in store.updates.of("watch", attempt)]
+    assert sorted((one.attempt, one.device) for one in found if one.status == "counted") == sorted(made)
 
 
 def test_a_commit_with_a_missing_update_changes_nothing(store):

@@ -19,6 +19,8 @@ from talaria_coordinator.storage.words import keep_words
 
 TOGETHER = 64
 """So many updates are entered in one transaction at most."""
+NAMED = 500
+"""So many devices are named in one statement at most."""
 
 
 @dataclass(eq=False)
@@ -205,13 +207,20 @@ def _told(entry: _Entry) -> Told:
 def mark_counted(tx: Connection, fleet: str, attempt: int, pairs: Sequence[tuple[int, str]], now: float) -> None:
     """Updates that were stored, as (attempt that they were made for, device), count in the model of ``attempt``, in its
     transaction. Raises StateError for one that is not stored."""
-    for made, device in pairs:
-        entry = _stored(fleet, made, device)
-        if tx.execute(update(UPDATES).where(entry).values(status="counted", changed=now)).rowcount != 1:
-            raise StateError(
-                f"fleet {fleet!r}: attempt {attempt} cannot count {device!r} (its update of attempt {made} is "
-                "stored, or counted already)"
-            )
+    for made in sorted({made for made, _ in pairs}):
+        names = [device for number, device in pairs if number == made]
+        for start in range(0, len(names), NAMED):
+            some = names[start : start + NAMED]
+            mine = of_attempt(UPDATES, fleet, made) & UPDATES.c.device.in_(some) & (UPDATES.c.status == "stored")
+            stored = set(tx.scalars(select(UPDATES.c.device).where(mine)))
+            for device in some:
+                if device not in stored:
+                    raise StateError(
+                        f"fleet {fleet!r}: attempt {attempt} cannot count {device!r}: its update of attempt {made} "
+                        "is not in the store, or counts already"
+                    )
+                stored.remove(device)
+            tx.execute(update(UPDATES).where(mine).values(status="counted", changed=now))
 
 
 def _stored(fleet: str, attempt: int, device: str) -> Any:

@@ -46,7 +46,7 @@ class KeepChunk:
     xfer: str
     cut: Cut = field(repr=False)
     index: int
-    data: bytes = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
 
 
 @dataclass(frozen=True)

@@ -62,10 +62,10 @@ class Header:
 
 @dataclass(frozen=True)
 class Frame:
-    """A header and at most 1 MiB of payload."""
+    """A header and at most 1 MiB of payload: of what came a view, for most of it are chunks, which go to a file."""
 
     header: Header
-    payload: bytes
+    payload: bytes | memoryview
 
 
 _KEYS = {
@@ -123,7 +123,7 @@ def _decoded(data: bytes) -> Frame:
     version, length = fields.pop("v", None), fields.pop("l", None)
     if version != VERSION:
         raise WireError(f"frame: version {shown(version, 20)} is unknown; this side speaks {VERSION}")
-    payload = data[6 + size : -4]
+    payload = memoryview(data)[6 + size : -4]
     if length != len(payload):
         raise WireError(f"frame: declares a payload of {shown(length, 20)} bytes but holds {len(payload)}")
     if set(fields) - set(_KEYS) or not {"t", "f"} <= set(fields):
@@ -133,7 +133,7 @@ def _decoded(data: bytes) -> Frame:
 
 def signed_by(frame: Frame, public: bytes) -> bool:
     """True where the holder of ``public`` signed this frame."""
-    return verified(public, frame.header.sig, _pack(frame.header, len(frame.payload), b"") + frame.payload)
+    return verified(public, frame.header.sig, b"".join((_pack(frame.header, len(frame.payload), b""), frame.payload)))
 
 
 def _pack(header: Header, length: int, sig: bytes) -> bytes:
@@ -146,7 +146,7 @@ def _pack(header: Header, length: int, sig: bytes) -> bytes:
     return packed
 
 
-def unpack(data: bytes, what: str, depth: int = DEPTH) -> Any:
+def unpack(data: bytes | memoryview, what: str, depth: int = DEPTH) -> Any:
     """One msgpack value with text keys, bounded by the length of ``data`` and at most ``depth`` deep;
     :class:`WireError` for all else."""
     bound = len(data)

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from talaria import time
@@ -27,6 +27,7 @@ from talaria.wire.in_flight import InFlight
 from talaria.wire.inbox_budget import Budget
 from talaria.wire.lost import Lost, gone, unusable
 from talaria.wire.mqtt_asyncio import Pump
+from talaria.wire.mqtt_client import Client
 from talaria.wire.post import Post
 from talaria.wire.rights import Rights
 from talaria.wire.transport import Arrival, Incoming, LinkDown, LinkUp, NotTaken, Transport, Will
@@ -37,8 +38,6 @@ UNANSWERED_S = 60.0
 """Seconds without the acknowledgement of a message that are too long."""
 TOGETHER = 32
 """Filters that are asked for in one packet: below 4096 bytes."""
-LARGEST, PIECE = MAX_FRAME + (1 << 16) + 1280, 1 << 18
-"""Bytes of a packet that are held at most, so that no frame on any topic is cut, and those that are read at once."""
 _Inbox = asyncio.Queue[Incoming | None]
 
 
@@ -154,8 +153,8 @@ class Mqtt:
             await session.end()
             raise
 
-    def _client(self, protocol: MQTTProtocolVersion, will: Will | None) -> paho.Client:
-        client = _Client(
+    def _client(self, protocol: MQTTProtocolVersion, will: Will | None) -> Client:
+        client = Client(
             CallbackAPIVersion.VERSION2,
             client_id=self._name,
             protocol=protocol,
@@ -281,25 +280,11 @@ class _Errors(logging.Logger):
         self._session.complain(record.getMessage())
 
 
-class _Client(paho.Client):
-    """What is beyond the largest packet that says anything to us is read and forgotten, not held: a broker, or whoever
-    may publish there, can send 256 MiB at once. What is left of it is no frame, and is acknowledged as any other."""
-
-    def _sock_recv(self, bufsize: int) -> bytes:
-        del self._in_packet["packet"][LARGEST:]
-        return super()._sock_recv(min(bufsize, PIECE))
-
-    def _handle_publish(self) -> MQTTErrorCode:
-        if self._in_packet["command"] & 0x04:  # QoS 2, which nobody asked for: held until the broker says so
-            return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        return super()._handle_publish()
-
-
 class _Session:
     """One connection, from CONNECT to its end; never reused."""
 
     def __init__(
-        self, client: paho.Client, inbox: _Inbox, budget: Budget, window: int, threaded: bool, as_published: bool
+        self, client: Client, inbox: _Inbox, budget: Budget, window: int, threaded: bool, as_published: bool
     ) -> None:
         self._client, self._inbox, self._budget, self._window = client, inbox, budget, window
         self._as_published = as_published
@@ -474,8 +459,9 @@ class _Session:
             topic = message.topic
         except UnicodeDecodeError:
             return  # an error here would end the network thread
-        if self._budget.take(len(message.payload)):
-            self._post(self._arrived, Arrival(topic, bytes(message.payload), message.retain))
+        payload = self._client.payload
+        if self._budget.take(len(payload)):
+            self._post(self._arrived, Arrival(topic, payload, message.retain))
 
     def _on_publish(self, _client: paho.Client, _data: Any, mid: int, code: Any = None, *_: Any) -> None:
         self._post(self._acked, mid, str(code) if getattr(code, "is_failure", False) else "")

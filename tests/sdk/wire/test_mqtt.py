@@ -18,14 +18,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from talaria.errors import ConfigError, StateError, TransportError
 from talaria.identity.credentials import password_in
 from talaria.wire.frames import MAX_FRAME
 from talaria.wire.inbox_budget import Budget
 from talaria.wire.mqtt import (
-    LARGEST,
-    PIECE,
     Address,
     Arrival,
     LinkDown,
@@ -36,6 +36,7 @@ from talaria.wire.mqtt import (
     Will,
     _Session,
 )
+from talaria.wire.mqtt_client import LARGEST, PIECE
 
 FAST = {"backoff": (0.05, 0.2), "keepalive": 10}
 
@@ -285,6 +286,62 @@ def test_no_more_of_a_message_is_held_than_a_frame_can_have(broker, threaded):
         assert (len(whole.payload), len(small.payload)) == (MAX_FRAME, 1)
         assert link.dropped == 0
         await link.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_payload_is_what_was_published_whatever_stands_before_it(mosquitto, threaded):
+    """Properties of MQTT 5, with a length of one to three bytes; no payload is held once it was told."""
+    sizes, payloads = (0, 1, 120, 127, 128, 300, 16_500), (b"", b"x", bytes(range(256)) * 4096)
+
+    async def story():
+        link = Mqtt(mosquitto.url, "anna", ("t/#",), threaded=threaded)
+        await link.start()
+        other = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+        other.connect(link.address.host, link.address.port)
+        other.loop_start()
+        sent = []
+        for size in sizes:
+            for payload in payloads:
+                about = Properties(PacketTypes.PUBLISH)
+                about.UserProperty = ("k", "v" * size)
+                sent.append((f"t/{size}/ü", payload))
+                other.publish(*sent[-1], qos=len(sent) % 2, properties=about if size else None).wait_for_publish(20)
+        assert [(one.topic, one.payload) for one in await arrivals(link, len(sent))] == sent
+        other.disconnect()
+        other.loop_stop()
+        client = link._session._client
+        await link.close()
+        assert client.payload == b""
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+@pytest.mark.parametrize(
+    "packet",
+    [b"\x30\x00", b"\x30\x01\x00", b"\x30\x03\x00\x09a", b"\x32\x04\x00\x01a\x00", b"\x30\x04\x00\x01a\x7f",
+     b"\x30\x08\x00\x01a\xff\xff\xff\xff\x7f"],
+    ids=["nothing", "half a length", "topic", "number", "properties", "a length without end"],
+)  # fmt: skip
+def test_a_message_that_is_cut_short_ends_the_link(threaded, packet):
+    async def serve(reader, writer):
+        for answer in (b"\x20\x03\x00\x00\x00", b"\x90\x04\x00\x01\x00\x01"):
+            await reader.readexactly((await reader.readexactly(2))[1])
+            writer.write(answer)
+        writer.write(packet)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async def story():
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            link = Mqtt(url, "anna", ("a",), threaded=threaded, backoff=(30.0, 60.0))
+            await link.start()
+            await until(link, LinkDown)
+            await link.close()
 
     asyncio.run(story())
 
