@@ -71,6 +71,20 @@ def test_another_run_is_refused_with_the_difference(store):
         store.fleets.enter("other", nested.format(0.5), A, B)
 
 
+def test_what_the_protocol_saves_goes_to_disk_once(tmp_path):
+    """However SQLite was built: some builds write zeros to each page that the last one leaves."""
+    store = Store(tmp_path / "coordinator.db")
+    epoch = store.fleets.enter("watch", RUN, A, B).epoch
+    log, written = tmp_path / "coordinator.db-wal", []
+    for length in (1_000_000, 1_010_000, 1_020_000):
+        with store.database.engine.connect() as connection:
+            connection.connection.driver_connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        store.fleets.save_machine("watch", epoch, os.urandom(length))
+        written.append(log.stat().st_size / length)
+    store.close()
+    assert max(written) < 1.1, written
+
+
 def test_sqlite_is_asked_to_be_durable(tmp_path):
     store = Store(tmp_path / "coordinator.db")
     with store.database.reading() as tx:

@@ -92,7 +92,8 @@ def _sqlite(path: Path, reader: bool) -> Engine:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StateError(f"store: cannot make {path.parent}: {error.strerror}; give another folder") from None
-    engine = create_engine(URL.create("sqlite", database=str(path)))
+    # Who writes next has the connection of who wrote last, whose pages are still those of the file.
+    engine = create_engine(URL.create("sqlite", database=str(path)), pool_use_lifo=True)
     event.listen(engine, "connect", _reader if reader else _durable)
     if not reader:
         event.listen(engine, "begin", _begin)
@@ -115,8 +116,10 @@ def _snapshot(path: Path) -> Engine:
 
 def _durable(connection: sqlite3.Connection, _record: object) -> None:
     connection.isolation_level = None
-    # Pages kept by each connection: half a MiB is plenty for short transactions, and the pool holds several.
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=20000", "cache_size=-512"):
+    # Pages kept by each connection: half a MiB is plenty for short transactions, and the pool holds several. Some
+    # builds of SQLite would write zeros to all pages that a large row leaves: as much again with each saved state.
+    durable = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=20000")
+    for pragma in (*durable, "cache_size=-512", "secure_delete=FAST"):
         connection.execute(f"PRAGMA {pragma}")
 
 
