@@ -16,6 +16,8 @@ from talaria_coordinator.storage.database import Database
 from talaria_coordinator.storage.tables import EVENTS
 
 GENESIS = "0" * 64
+_APPEND = insert(EVENTS)
+_LAST = select(EVENTS.c.chain).order_by(EVENTS.c.seq.desc()).limit(1)
 
 
 @dataclass(frozen=True)
@@ -48,14 +50,14 @@ def append(
 
 def append_all(tx: Connection, fleet: str, events: Sequence[Told]) -> None:
     """Append events in this order, in the transaction of what they tell."""
-    last = tx.execute(select(EVENTS.c.chain).order_by(EVENTS.c.seq.desc()).limit(1)).scalar_one_or_none()
+    last = tx.execute(_LAST).scalar_one_or_none()
     chain, rows = last or GENESIS, list[dict[str, Any]]()
     for event in events:
         at, text = time.time(), json.dumps(event.detail, sort_keys=True)
         chain = link(chain, at, fleet, event.attempt, event.device, event.kind, text)
         row = {"at": at, "fleet": fleet, "attempt": event.attempt, "device": event.device, "kind": event.kind}
         rows.append({**row, "detail": text, "chain": chain})
-    tx.execute(insert(EVENTS), rows)
+    tx.execute(_APPEND, rows)
 
 
 def verify(tx: Connection) -> int:

@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, Engine, select
+from sqlalchemy import URL, Connection, Engine, bindparam, select
 from sqlalchemy.exc import InternalError, OperationalError, SQLAlchemyError
 
 from talaria import time
 from talaria.errors import StateError
 from talaria_coordinator.storage.engine import open_engine, place, snapshots
 from talaria_coordinator.storage.tables import FLEETS
+
+# Made once, as all statements that each update needs: to put one together takes as long as to execute it.
+_EPOCH = select(FLEETS.c.epoch).where(FLEETS.c.fleet == bindparam("name"))
 
 
 class SilentError(StateError):
@@ -54,7 +57,7 @@ class Database:
         """One transaction of whoever has the line."""
         with answering(self.engine), self.engine.begin() as tx:
             if fleet in self.epochs:
-                now = tx.execute(select(FLEETS.c.epoch).where(FLEETS.c.fleet == fleet)).scalar_one_or_none()
+                now = tx.execute(_EPOCH, {"name": fleet}).scalar_one_or_none()
                 require_epoch(fleet, now, self.epochs[fleet])
             yield tx
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from talaria import time
 from talaria.errors import StateError
@@ -21,6 +21,12 @@ TOGETHER = 64
 """So many updates are entered in one transaction at most."""
 NAMED = 500
 """So many devices are named in one statement at most."""
+_ENTER, _FOUND = insert(UPDATES), insert(FINDINGS)
+_THERE = select(UPDATES).where(
+    UPDATES.c.fleet == bindparam("name"),
+    UPDATES.c.attempt == bindparam("number"),
+    UPDATES.c.device.in_(bindparam("names", expanding=True)),
+)
 
 
 @dataclass(eq=False)
@@ -180,7 +186,7 @@ def _entered(tx: Connection, fleet: str, batch: Sequence[_Entry]) -> dict[tuple[
     rows: dict[tuple[int, str], Received] = {}
     for attempt in {entry.attempt for entry in batch}:
         names = [entry.device for entry in batch if entry.attempt == attempt]
-        for row in tx.execute(select(UPDATES).where(of_attempt(UPDATES, fleet, attempt), UPDATES.c.device.in_(names))):
+        for row in tx.execute(_THERE, {"name": fleet, "number": attempt, "names": names}):
             rows[attempt, row.device] = received_of(row)
     new: list[_Entry] = []
     for entry in batch:
@@ -191,10 +197,10 @@ def _entered(tx: Connection, fleet: str, batch: Sequence[_Entry]) -> dict[tuple[
         keys = [{"fleet": fleet, "attempt": entry.attempt, "device": entry.device} for entry in new]
         now = time.time()
         values = [{**key, "changed": now, **entry.values} for key, entry in zip(keys, new, strict=True)]
-        tx.execute(insert(UPDATES), values)
+        tx.execute(_ENTER, values)
         found = [{**key, "found": one.found} for key, one in zip(keys, new, strict=True) if one.found is not None]
         if found:
-            tx.execute(insert(FINDINGS), found)
+            tx.execute(_FOUND, found)
         append_all(tx, fleet, [_told(entry) for entry in new])
     return rows
 
