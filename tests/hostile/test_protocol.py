@@ -767,3 +767,15 @@ def test_rounds_that_all_decline_are_not_remembered_for_ever():
         for name in ("anna", "ben"):
             bench.say(name, m.Decline(attempt=number, reason="battery"))
     assert len(bench.state.attempts) <= 5
+
+
+@pytest.mark.parametrize(("parts", "most"), [(0, 1), (4, 3), (5, 3), (9, 5), (100, 8)])
+def test_of_rounds_with_many_devices_fewer_are_remembered(parts, most):
+    """The last one that is over always is: an offer that comes late gets its receipt again."""
+    bench = Bench(keep=8, keep_parts=parts)
+    bench.do(e.AbortRound(0.0, 1, "anew"))
+    for number in range(2, 20):
+        bench.do(e.OpenRound(bench.now, number, {"anna": b"", "ben": b""}, None, 1))
+        for name in ("anna", "ben"):
+            bench.say(name, m.Decline(attempt=number, reason="battery"))
+    assert len(bench.state.attempts) == most + 1

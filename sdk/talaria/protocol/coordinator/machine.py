@@ -223,8 +223,9 @@ class CoordinatorMachine:
     def _forget(self, t: Turn) -> None:
         """Let go of what is over, but for the last rounds: a fleet that only declines must not fill the memory."""
         over = sorted(n for n, r in t.state.attempts.items() if r.idle() and n != t.state.current)
-        for old in over[: max(0, len(over) + 1 - self.rules.keep)]:
-            del t.state.attempts[old]
+        parts = sum(len(t.state.attempts[n].cohort) for n in over)
+        while len(over) >= self.rules.keep or parts > self.rules.keep_parts:
+            parts -= len(t.state.attempts.pop(over.pop(0)).cohort)
         t.state.nonces = {k: v for k, v in t.state.nonces.items() if v[0] in t.state.attempts}
 
     # ---- the round's end -------------------------------------------------------------------------------

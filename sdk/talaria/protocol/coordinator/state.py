@@ -52,6 +52,8 @@ class Rules:
     """How many times its own size a global model is sent to one device before that is refused."""
     keep: int = 16
     """Finished rounds that are remembered, so that a late offer gets its receipt again."""
+    keep_parts: int = 512
+    """Devices' parts in them, beyond those in the last one: all that is remembered is looked at with each save."""
     max_peers: int = 100_000
     """Devices that are remembered."""
 
@@ -79,6 +81,7 @@ class Rules:
             ("burst", 1, 2**31),
             ("serve", 1, 1000),
             ("keep", 1, 10_000),
+            ("keep_parts", 0, 10_000_000),
             ("max_peers", 1, 10_000_000),
         ):
             if not low <= getattr(self, name) <= high:
