@@ -28,7 +28,7 @@ def test_what_is_no_connect_is_refused(wrong):
 
 
 async def packets(reader, count):
-    return [await asyncio.wait_for(read_packet(reader), 5) for _ in range(count)]
+    return [await asyncio.wait_for(read_packet(reader), 60) for _ in range(count)]
 
 
 def through(*troubles, count=40):

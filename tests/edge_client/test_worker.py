@@ -84,4 +84,4 @@ def test_an_agent_that_fails_after_its_apps_main_thread_has_ended_does_not_begin
     ended = threading.Thread()
     monkeypatch.setattr(threading, "main_thread", lambda: ended)
     with pytest.raises(RuntimeError, match="cannot schedule"):
-        asyncio.run(asyncio.wait_for(device.run(), 3))
+        asyncio.run(asyncio.wait_for(device.run(), 60))
