@@ -126,6 +126,7 @@ def test_what_is_read_for_the_last_time_is_verified_and_leaves_no_pages_in_memor
     assert blobs.get(digest, again=False) == data
     assert told == [(0, 0, os.POSIX_FADV_DONTNEED)]
     assert blobs.get(digest, again=False) == data, "it is still on disk"
+    assert not blobs._sums, "what is read no more takes no memory"
     (tmp_path / digest[:2] / digest[2:]).write_bytes(data[:-1] + b"?")
     with pytest.raises(StateError, match="damaged"):
         FolderBlobs(tmp_path).get(digest, again=False)

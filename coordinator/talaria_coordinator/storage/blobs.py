@@ -166,7 +166,7 @@ class FolderBlobs:
             raise kind(
                 f"blobs: {digest[:16]} cannot be read from {path}: {error.strerror}; restore it from a backup"
             ) from None
-        known = self._sums.get(digest)
+        known = self._sums.get(digest) if again else self._sums.pop(digest, None)
         if (hashlib.sha256(data).hexdigest() != digest) if known is None else (_sum(data) != known):
             raise BlobLost(f"blobs: {path} is damaged (its sha256 is another); restore it from a backup")
         return data
