@@ -50,13 +50,18 @@ def write_toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
     """
     parts = []
     for name, fields in tables.items():
-        lines = [f"{_key(key)} = {json.dumps(value)}" for key, value in fields.items() if value is not None]
+        lines = [f"{_key(key)} = {_value(value)}" for key, value in fields.items() if value is not None]
         parts.append("\n".join([f"[{name}]", *lines]) + "\n")
     return "\n".join(parts)
 
 
 def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else json.dumps(name)
+    return name if _BARE.fullmatch(name) else _value(name)
+
+
+def _value(value: Any) -> str:
+    """As JSON, but without its pairs of escapes for one sign (an emoji), and with DEL escaped: so TOML has it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class Section:

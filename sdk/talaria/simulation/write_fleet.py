@@ -69,13 +69,14 @@ class Written:
     def files(self, port: int) -> dict[str, bytes]:
         """Every file but the samples, by its path in the folder."""
         url = f"mqtt://127.0.0.1:{port}"
-        out = {FLEET: write_toml(self._coordinator(port)).encode()}
+        out = {FLEET: write_toml(self._coordinator(port)).encode("utf-8", "replace")}
         if self.names:
             out[NAMES] = json.dumps(dict(self.names), indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         for home, clients in (("", self.data.clients), ("newcomers/", self.data.newcomers)):
             for name in clients:
                 up = "../" if home else ""
-                out[f"{home}{name}.toml"] = write_toml(self._device(name, url, up)).encode() + _LATER.encode()
+                text = write_toml(self._device(name, url, up)) + _LATER
+                out[f"{home}{name}.toml"] = text.encode("utf-8", "replace")
                 if name in self.plans:
                     out[f"plans/{name}.json"] = json.dumps(self.plans[name].to_json(), indent=1).encode()
         return out

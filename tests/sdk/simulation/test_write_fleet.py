@@ -91,6 +91,12 @@ def test_a_class_called_as_another_ones_number_is_written_by_its_name(mine, tmp_
         assert np.array_equal(found.unlabelled, one.unlabelled)
 
 
+def test_labels_in_any_script_are_read_as_they_were_written(mine, tmp_path):
+    labels = ["läuft 😀", 'a "b" \\', "x\ny\x7fz"]
+    assert written(mine(y=np.array(labels)[np.arange(60) % 3]), tmp_path / "fleet").exit_code == 0
+    assert set(device_config(tmp_path / "fleet" / "anna.toml").labels) == set(labels)
+
+
 def test_a_client_that_no_agent_could_be_is_refused_first(mine, tmp_path):
     odd = mine(y=np.repeat([0, 1, 2], 20))
     for task in ("classification", "classification:balance=true"):
