@@ -126,14 +126,22 @@ class Crew:
     def _fork(self) -> None:
         context, mine = multiprocessing.get_context("fork"), list[socket]()
         for _ in range(self.count):
-            here, there = socketpair()
-            mine.append(here)
-            process = context.Process(target=_serve, args=(there, mine, self._file.fileno(), self._work), daemon=True)
-            with warnings.catch_warnings():
-                # Of threads beside a fork: torch's wait between calls, and the child, with one thread, asks for none.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                process.start()
-            there.close()
+            try:
+                here, there = socketpair()
+                mine.append(here)
+                args = (there, mine, self._file.fileno(), self._work)
+                process = context.Process(target=_serve, args=args, daemon=True)
+                with there, warnings.catch_warnings():
+                    # Of threads beside a fork: torch's wait between calls; the child, with one, asks for none.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    process.start()
+            except OSError as error:
+                for link in mine:
+                    link.close()
+                raise StateError(
+                    f"simulate: workers={self.count}: the system gives {len(self._all)} ({error.strerror}); take "
+                    "fewer, or raise what `ulimit -a` or the container allows"
+                ) from None
             self._all.append((process, here))
         self._idle = list(self._all)
 

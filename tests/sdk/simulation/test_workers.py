@@ -1,5 +1,6 @@
 """Clients in processes of their own: the same bytes for every number of them, and no silence where one ends."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -168,6 +169,21 @@ def test_a_worker_that_ends_is_told() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with Crew(2, work) as crew, pytest.raises(StateError, match="one of 2 workers ended"):
+        next(crew.answers({}, [({}, None)]))
+
+
+def test_processes_that_the_system_does_not_give_are_told(monkeypatch) -> None:
+    real, given = os.fork, []
+
+    def fork() -> int:
+        if given:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        given.append(1)
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    told = r"workers=3: the system gives 1 \(Resource temporarily unavailable\); take fewer"
+    with Crew(3, lambda asked, shared, private: ({}, {}, b"")) as crew, pytest.raises(StateError, match=told):
         next(crew.answers({}, [({}, None)]))
 
 
