@@ -115,7 +115,10 @@ def main() -> None:
         with suppress(OSError):  # of a fork whose output was a file, and is a pipe now
             sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.flags.safe_path:
-        plugins.look_in(Path.cwd())
+        try:
+            plugins.look_in(Path.cwd())
+        except FileNotFoundError:
+            _fail("the folder that this is run in was removed; change to one that is there (cd)")
     try:
         if not _straight(sys.argv[1:]):
             app(sys.argv[1:])()
@@ -133,9 +136,14 @@ def main() -> None:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:  # whether such a file is there cannot be asked
             _fail(f"{str(error.filename)[:80]}...: {error.strerror}; give a shorter one")
+        if error.errno == errno.ENOENT and error.filename is None:  # as tempfile says it
+            _fail(f"{error.strerror}; free space in one of them, or set TMPDIR to a folder of yours")
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _fail(f"{error.filename or 'a file, or the output'}: {error.strerror}; free some, and try again")
+        import tempfile  # which agents need not carry
+
+        where = error.filename or f"a file in {tempfile.gettempdir()} (TMPDIR), or the output"
+        _fail(f"{where}: {error.strerror}; free some, and try again")
     except KeyboardInterrupt:
         sys.exit(130)
 

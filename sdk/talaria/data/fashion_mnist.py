@@ -1,5 +1,6 @@
 """Fashion-MNIST over clients with few, skewed labels. Xiao, Rasul and Vollgraf 2017, arXiv:1708.07747."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ _TRAIN, _TEST, _SIDE = 60_000, 10_000, 28
 FOLDERS = (
     Path("/usr/share/datasets/fashion-mnist"),
     Path("data/FashionMNIST/raw"),
-    Path.home() / ".cache/torchvision/FashionMNIST/raw",
+    Path(os.path.expanduser("~/.cache/torchvision/FashionMNIST/raw")),  # Path.home raises where there is none
 )
 """Where the four files are looked for: Debian's package, then torchvision's folder under ``data``."""
 

@@ -107,7 +107,13 @@ def measure(folder: Path | None = None) -> Profile:
 def cache_folder() -> Path:
     """Where measurements are kept: ``$XDG_CACHE_HOME/talaria``, or ``~/.cache/talaria``."""
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "talaria"
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "talaria"
+    except RuntimeError:  # a user id alone, as in a container
+        raise StateError(
+            f"HOME is not set, and user {os.getuid()} has no account that names a home; set XDG_CACHE_HOME to a folder "
+            "of yours, where measurements are kept"
+        ) from None
 
 
 def cached(*, fresh: bool = False, folder: Path | None = None) -> Profile:

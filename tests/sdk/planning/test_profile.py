@@ -1,4 +1,5 @@
 import json
+import pwd
 import time
 from dataclasses import replace
 from functools import partial
@@ -52,6 +53,14 @@ def test_where_nothing_can_be_written_it_says_so(tmp_path: Path, profile: Profil
         profiles.write(tmp_path / "file" / "x.json", {})
     with pytest.raises(StateError, match="XDG_CACHE_HOME"):
         microbenchmarks.disk_mbs(tmp_path / "file")
+
+
+def test_a_user_without_home_is_told_where_measurements_could_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    with pytest.raises(StateError, match=r"HOME is not set, and user .* set XDG_CACHE_HOME to a folder of yours"):
+        profiles.cached()
 
 
 def test_the_block_is_one_that_keeps_convolutions_blocked() -> None:
