@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,13 +23,19 @@ CONNACK = b"\x20\x02\x00\x00"
 
 
 def speaks_mqtt(url):
-    host, port = url.removeprefix("mqtt://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as link:
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=5) as link:
         link.sendall(CONNECT)
         link.settimeout(5)
         answer = link.recv(4)
         link.sendall(b"\xe0\x00")
     return answer == CONNACK
+
+
+def has_ipv6():
+    with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
 
 
 def alive(pid):
@@ -55,6 +63,27 @@ def test_it_answers_and_leaves(kind, tmp_path):
         speaks_mqtt(found.url)
     if found.pid:
         assert gone(found.pid)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("kind", ["mosquitto", "amqtt"])
+def test_it_answers_at_an_address_of_ipv6(kind, tmp_path):
+    with open_broker(kind, host="::1", state=tmp_path / "broker") as found:
+        assert found.url.startswith("mqtt://[::1]:")
+        assert speaks_mqtt(found.url)
+        with pytest.raises(TransportError, match=r"\[::1\]:\d+ cannot be opened.*url = 'mqtt://\[::1\]:\d+'"):
+            open_broker("amqtt", host="::1", port=urlsplit(found.url).port).__enter__()
+
+
+@pytest.mark.parametrize(("host", "line"), [("::1", "listener 99 ::1"), ("::", "listener 99"), ("0.0.0.0", None)])
+def test_mosquitto_listens_on_all_addresses_of_both_kinds_or_on_the_one_named(host, line, tmp_path):
+    assert mosquitto.config(host, 99, tmp_path).splitlines()[0] == (line or f"listener 99 {host}")
+
+
+def test_amqtt_that_does_not_start_is_told(monkeypatch):
+    monkeypatch.setattr(broker, "_require_port", lambda *_: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(TransportError, match="amqtt did not start"):
+        open_broker("amqtt", port=taken.getsockname()[1]).__enter__()
 
 
 def test_auto_prefers_mosquitto_and_does_without(monkeypatch):

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import stat
+from ipaddress import ip_address
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from talaria.errors import ConfigError, StateError
 from talaria.identity import credentials
 from talaria.identity.credentials import password
-from talaria_coordinator.broker import open_broker
+from talaria_coordinator.broker import open_broker, reached
 from talaria_coordinator.cli.fleet import app as fleet
 from talaria_coordinator.config import fleet as fleet_config
 from talaria_coordinator.fleet.connection import over_mqtt
@@ -51,6 +52,25 @@ def test_what_init_says_to_type_can_be_typed(tmp_path):
     typed = [shlex.split(line.partition(": ")[2]) for line in told.splitlines()]
     assert ["talaria", "fleet", "enroll", str(folder), "DEVICE"] in typed
     assert ["talaria", "coordinator", "serve", str(folder / "fleet.toml")] in typed
+
+
+@pytest.mark.parametrize(
+    ("hosts", "url", "listen"),
+    [
+        (["localhost"], "localhost", "127.0.0.1"),
+        (["::1"], "[::1]", "::1"),
+        (["localhost", "::1"], "localhost", "::1"),
+        (["broker.example"], "broker.example", "0.0.0.0"),
+        (["broker.example", "2001:db8::"], "broker.example", "::"),
+    ],
+)
+def test_the_broker_listens_where_devices_are_told_that_it_is(hosts, url, listen, tmp_path):
+    told = ran(fleet, "init", tmp_path / "keys", "--name", "watch", *[w for host in hosts for w in ("--host", host)])
+    assert f"devices reach its broker at mqtts://{url}:8883." in told
+    assert fleet_config.load_config(tmp_path / "keys" / "fleet.toml").host == listen
+    certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "broker" / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert ip_address(reached(listen)) in names.get_values_for_type(x509.IPAddress)
 
 
 def test_from_init_to_revocation(keys, tmp_path):

@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 from talaria import durable
 from talaria.errors import ConfigError, StateError, TransportError, so_that_it_can_be_written
 from talaria.foreign import shown
+from talaria.wire.broker_url import at
 from talaria.wire.chunks import CHUNK
 from talaria_coordinator.broker import mosquitto
 from talaria_coordinator.broker.open_files import make_room
@@ -163,8 +164,12 @@ def _remembered(host: str, folder: Path) -> int:
     return int(text)
 
 
+def _listening(host: str, port: int) -> socket.socket:
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
 def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
+    with _listening(host, 0) as probe:
         return int(probe.getsockname()[1])
 
 
@@ -173,14 +178,14 @@ def _require_port(host: str, port: int, patience: float = 3.0) -> None:
     end = time.monotonic() + patience
     while True:
         try:
-            with socket.create_server((host, port)):
+            with _listening(host, port):
                 return
         except OSError as error:
             if time.monotonic() > end:
                 raise TransportError(
-                    f"broker: {host}:{port} cannot be opened ({error.strerror}); "
+                    f"broker: {at(host, port)} cannot be opened ({error.strerror}); "
                     f"`ss -ltnp 'sport = :{port}'` names the program that holds it. Stop that program, or set "
-                    f"[broker] port = 0 for a free port, or url = 'mqtt://{host}:{port}' to use the broker there"
+                    f"[broker] port = 0 for a free port, or url = 'mqtt://{at(host, port)}' to use the broker there"
                 ) from None
         time.sleep(0.1)
 
@@ -236,7 +241,7 @@ def _mosquitto(
             child = Keeper([str(binary), "-c", str(config)], log, answers, account, partial(mosquitto.forget, data))
         try:
             if child.ready():
-                url = f"mqtts://{reached(host)}:{chosen}" if security else f"mqtt://{host}:{chosen}"
+                url = f"mqtts://{at(reached(host), chosen)}" if security else f"mqtt://{at(host, chosen)}"
                 yield Broker(url, "mosquitto", log, child.process, partial(_reload, child, security, data), child.tend)
                 return
         finally:
@@ -244,7 +249,7 @@ def _mosquitto(
         if port or attempt == 3:
             tail = " | ".join(log.read_text(errors="replace").splitlines()[-3:])
             raise TransportError(
-                f"broker: {binary} did not start on {host}:{chosen}: {tail or 'no output'}. Its log is {log}; "
+                f"broker: {binary} did not start on {at(host, chosen)}: {tail or 'no output'}. Its log is {log}; "
                 "mend what it names, or use broker='amqtt'"
             )
 
@@ -288,8 +293,8 @@ def _amqtt(host: str, port: int) -> Iterator[Broker]:
     try:
         thread.ready.wait(START_SECONDS)
         if thread.failure or not thread.ready.is_set():
-            raise TransportError(f"broker: amqtt did not start on {host}:{chosen}: {thread.failure or 'no answer'}")
-        yield Broker(f"mqtt://{host}:{chosen}", "amqtt")
+            raise TransportError(f"broker: amqtt did not start on {at(host, chosen)}: {thread.failure or 'no answer'}")
+        yield Broker(f"mqtt://{at(host, chosen)}", "amqtt")
     finally:
         thread.stop()
 
@@ -316,7 +321,7 @@ class _AmqttThread(threading.Thread):
 
     async def _serve(self) -> None:
         from amqtt.broker import Broker as Server
-        from amqtt.errors import AMQTTError
+        from amqtt.errors import BrokerError
 
         self._loop, self._leave = asyncio.get_running_loop(), asyncio.Event()
         config = {
@@ -326,7 +331,7 @@ class _AmqttThread(threading.Thread):
         server = Server(config)
         try:
             await server.start()
-        except AMQTTError as error:
+        except BrokerError as error:
             self.failure = str(error)
             return
         self.ready.set()

@@ -94,7 +94,7 @@ def config(
     how many are expected, and ``chunk`` the bytes of a model or an update in one message."""
     who = [] if security is None else [line.format(folder=security) for line in _SECURE]
     lines = [
-        f"listener {port} {host}",
+        f"listener {port}" if host == "::" else f"listener {port} {host}",  # without one it is all of IPv4 and IPv6
         "allow_anonymous " + ("true" if security is None else "false"),
         *who,
         "set_tcp_nodelay true",

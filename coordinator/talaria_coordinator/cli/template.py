@@ -6,11 +6,13 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 
 from talaria.errors import ConfigError
 from talaria.identity import credentials
-from talaria.wire.broker_url import loopback
+from talaria.wire.broker_url import at, loopback
 from talaria_coordinator.broker import mosquitto
 from talaria_coordinator.config.api import PORT
 from talaria_coordinator.identity import membership
@@ -71,12 +73,14 @@ def found(
     Raises :class:`ConfigError` where the folder holds a fleet already, or a name is not one.
     """
     for host in hosts:
-        if not _HOST.fullmatch(host):
+        if not _HOST.fullmatch(host) and not _is_address(host):
             raise ConfigError(f"init: host={host!r} is no host name or address; give it without scheme and port")
-    shown = f"[{hosts[0]}]" if ":" in hosts[0] else hosts[0]
-    url = f"mqtts://{shown}:{port}"
-    listen = "127.0.0.1" if all(map(loopback, hosts)) else "0.0.0.0"
-    membership.create(folder, name, url, list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"])))
+    url = f"mqtts://{at(hosts[0], port)}"
+    if all(map(loopback, hosts)):
+        listen = "::1" if "::1" in hosts else "127.0.0.1"
+    else:
+        listen = "::" if any(":" in host for host in hosts) else "0.0.0.0"
+    membership.create(folder, name, url, list(dict.fromkeys([*hosts, "localhost", "127.0.0.1", "::1"])))
     broker = folder.resolve() / "broker"
     config = mosquitto.config(listen, port, broker / "persistence", security=broker, devices=devices)
     credentials.write(broker / "mosquitto.conf", (BROKER + config).encode())
@@ -93,3 +97,10 @@ def found(
         "settings": str(folder / "fleet.toml"),
         "token_file": str(folder / TOKEN),
     }
+
+
+def _is_address(host: str) -> bool:
+    """Also one of IPv6 that begins or ends with a colon."""
+    with suppress(ValueError):
+        return bool(ip_address(host))
+    return False

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from talaria.errors import ConfigError, StateError
+from talaria.wire.broker_url import at
 from talaria_coordinator.config.api import ApiConfig
 from talaria_coordinator.web.connection_limits import Door, Places
 
@@ -35,16 +36,15 @@ def listening(config: ApiConfig, places: Places | None = None) -> Iterator[Door]
             sock.listen(BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"api: cannot listen on {config.host}:{config.port} ({error.strerror}); stop the program that has the "
-                "port, or give [api] another port (0: any free one)"
+                f"api: cannot listen on {at(config.host, config.port)} ({error.strerror}); stop the program that has "
+                "the port, or give [api] another port (0: any free one)"
             ) from None
         yield sock
 
 
 def url_of(config: ApiConfig, sock: socket.socket) -> str:
     """Where a browser finds it."""
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{'https' if config.cert else 'http'}://{host}:{sock.getsockname()[1]}"
+    return f"{'https' if config.cert else 'http'}://{at(config.host, sock.getsockname()[1])}"
 
 
 @contextmanager

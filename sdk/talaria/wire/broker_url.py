@@ -11,6 +11,11 @@ from urllib.parse import unquote, urlsplit
 from talaria.errors import ConfigError
 
 
+def at(host: str, port: int) -> str:
+    """``host:port`` as it stands in a URL, with brackets around an address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def loopback(host: str) -> bool:
     """True where only this machine reaches what listens on ``host``; told without asking a name server."""
     if host == "localhost":
@@ -78,7 +83,7 @@ class Address:
         )
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return at(self.host, self.port)
 
 
 def require_safe(host: str, url: str | None, keys: bool, mend: str) -> None:
