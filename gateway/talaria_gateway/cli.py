@@ -51,9 +51,10 @@ def run(
     from talaria import malloc
 
     malloc.settle()
-    from talaria.event_log import EventLog
+    from talaria.event_log import EventLog, let_go
     from talaria_gateway.config import load_config
     from talaria_gateway.program import run_gateway
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     asyncio.run(run_gateway(load_config(config), EventLog(sys.stdout, as_json), insecure=insecure))
+    let_go()

@@ -1,6 +1,8 @@
 """What a running program tells: one line per event, for people or, as JSON, for programs."""
 
 import json
+import os
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -37,6 +39,16 @@ class EventLog:
         at = time.strftime("%H:%M:%S", time.localtime(event.get("at", time.time())))
         facts = " ".join(f"{k}={_short(v)}" for k, v in event.items() if k not in _HIDDEN and v not in (None, "", {}))
         return f"{at} {event.get('event', '?'):<14} {facts}".rstrip()
+
+
+def let_go() -> None:
+    """What a full disk, or a reader that is gone, has not taken when a program ends is lost: Python would try once
+    more, and call a program that did its work a failed one (exit status 120)."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _short(value: Any) -> str:

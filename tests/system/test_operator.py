@@ -1,6 +1,7 @@
 """An operator at work on a running fleet: pause, resume, abort, shut out and let in again; a port that is taken."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -175,6 +176,11 @@ def test_who_is_told_to_end_says_so_and_has_not_failed(fleet, a_run, asked):
         assert "Traceback" not in program.errors
 
 
+def buffered():
+    """Python keeps what a file or pipe is to take, and tries once more when it ends, unless this says otherwise."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 @pytest.mark.parametrize("log", [">/dev/full", ">&-"])
 def test_a_log_that_nobody_can_write_takes_no_program_along(fleet, a_run, log):
     """As of a disk that is full, or of a terminal that is gone."""
@@ -184,7 +190,7 @@ def test_a_log_that_nobody_can_write_takes_no_program_along(fleet, a_run, log):
     files = [one.device_config(device, f"mqtt://127.0.0.1:{port}") for device in one.devices]
     told = ["sh", "-c", f'exec "$@" {log}', "sh", sys.executable, "-m", "talaria"]
     programs = [
-        subprocess.Popen([*told, *map(str, words)], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*told, *map(str, words)], stderr=subprocess.PIPE, text=True, env=buffered())
         for words in (["coordinator", "serve", one.config], ["edge", "run", *files])
     ]
     try:
@@ -200,7 +206,9 @@ def test_a_log_that_nobody_can_write_takes_no_program_along(fleet, a_run, log):
 def test_what_a_full_disk_does_not_take_of_a_command_is_told_without_a_traceback(tmp_path):
     with open("/dev/full", "w") as full:
         words = [sys.executable, "-m", "talaria", "algorithms", "--json"]
-        done = subprocess.run(words, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=90)
+        done = subprocess.run(
+            words, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=90, env=buffered()
+        )
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr

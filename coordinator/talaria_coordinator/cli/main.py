@@ -69,13 +69,14 @@ def serve(
     from talaria import malloc
 
     malloc.settle()
-    from talaria.event_log import EventLog
+    from talaria.event_log import EventLog, let_go
     from talaria_coordinator.config.fleet import load_config
     from talaria_coordinator.server.server import configs_in, serve_all
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     loaded = [load_config(path) for path in configs_in(configs)]
     asyncio.run(serve_all(loaded, EventLog(sys.stdout, as_json), insecure=insecure))
+    let_go()
 
 
 @app.command()

@@ -7,11 +7,10 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from talaria import malloc, valid
-from talaria.event_log import EventLog
+from talaria.event_log import EventLog, let_go
 from talaria.plugins import has_torch
 from talaria_edge.agent.supervisor import run_agents
 from talaria_edge.config import load_configs
@@ -36,10 +35,8 @@ def run(configs: Sequence[Path], *, as_json: bool = False, threads: int = 0, ins
     failed = {name: result["error"] for name, result in found.items() if "error" in result}
     for name, error in failed.items():
         sys.stderr.write(f"talaria: {name}: {error}\n")
+    let_go()
     if any("stopped" in result for result in found.values()):
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            with suppress(OSError):  # as where events are told
-                stream.flush()
         os._exit(1 if failed else 0)  # nobody waits for a training, or a source of samples that gives none
     return 1 if failed else 0
 

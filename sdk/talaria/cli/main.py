@@ -142,6 +142,9 @@ def main() -> None:
             raise
         import tempfile  # which agents need not carry
 
+        from talaria.event_log import let_go
+
+        let_go()
         where = error.filename or f"a file in {tempfile.gettempdir()} (TMPDIR), or the output"
         _fail(f"{where}: {error.strerror}; free some, and try again")
     except KeyboardInterrupt:
