@@ -17,6 +17,8 @@ from talaria.errors import ConfigError, TransportError
 from talaria.wire.chunks import CHUNK
 from talaria_coordinator import broker
 from talaria_coordinator.broker import find_mosquitto, mosquitto, open_broker
+from talaria_coordinator.config.api import ApiConfig
+from talaria_coordinator.web.server import listening
 
 CONNECT = b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01t"
 CONNACK = b"\x20\x02\x00\x00"
@@ -144,6 +146,14 @@ def test_port_taken(kind, tmp_path):
             open_broker(kind, port=port, state=tmp_path),
         ):
             pass
+
+
+def test_an_address_of_another_machine_is_told_as_that(tmp_path):
+    for host, port in (("203.0.113.7", 1883), ("no.such.host.invalid", 0)):  # of no machine, by RFC 5737 and 2606
+        with pytest.raises(TransportError, match=r"cannot be opened .* \[broker\] host must be an address of this"):
+            open_broker("mosquitto", host=host, port=port, state=tmp_path).__enter__()
+        with pytest.raises(ConfigError, match=r"cannot listen on .* \[api\] host must be an address of this machine"):
+            listening(ApiConfig(host=host)).__enter__()
 
 
 def test_the_free_port_is_kept_over_restarts(tmp_path):

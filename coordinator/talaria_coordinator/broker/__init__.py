@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from errno import EADDRINUSE
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -165,7 +166,16 @@ def _remembered(host: str, folder: Path) -> int:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    """A socket there. Raises OSError where the port is taken, else :class:`TransportError`."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        if error.errno == EADDRINUSE:
+            raise
+        raise TransportError(
+            f"broker: {at(host, port)} cannot be opened ({error.strerror}); [broker] host must be an address of this "
+            "machine, and port one that this user may open, as any above 1023"
+        ) from None
 
 
 def _free_port(host: str) -> int:

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EADDRINUSE
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -35,9 +36,11 @@ def listening(config: ApiConfig, places: Places | None = None) -> Iterator[Door]
             sock.bind((config.host, config.port))
             sock.listen(BACKLOG)
         except OSError as error:
+            mend = "stop the program that has the port, or give [api] another port (0: any free one)"
+            if error.errno != EADDRINUSE:
+                mend = "[api] host must be an address of this machine, and port one that this user may open, above 1023"
             raise ConfigError(
-                f"api: cannot listen on {at(config.host, config.port)} ({error.strerror}); stop the program that has "
-                "the port, or give [api] another port (0: any free one)"
+                f"api: cannot listen on {at(config.host, config.port)} ({error.strerror}); {mend}"
             ) from None
         yield sock
 
