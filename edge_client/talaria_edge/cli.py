@@ -113,6 +113,10 @@ def join(
         joined = enroll.accept_answer(folder, answer)
         typer.echo(f"{joined.device} belongs to fleet {joined.fleet}; its broker is {joined.broker}.")
         return
+    if sys.stdin is None:
+        from talaria.errors import ConfigError
+
+        raise ConfigError("code: stdin is closed; type the code, or give it by a pipe")
     asked = typer.prompt("Code", hide_input=True) if sys.stdin.isatty() else sys.stdin.readline(256)
     path = enroll.join(folder, asked)
     answered = f"{path.stem}.answer"

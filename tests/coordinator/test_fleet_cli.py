@@ -22,6 +22,7 @@ from talaria_coordinator.config import fleet as fleet_config
 from talaria_coordinator.fleet.connection import over_mqtt
 from talaria_edge import config as device_config
 from talaria_edge.cli import app as edge
+from talaria_edge.cli import join as join_command
 from talaria_edge.identity.connection import credentials_of
 
 
@@ -193,6 +194,12 @@ def test_an_order_in_a_folder_that_is_no_fleets_leaves_nothing_there(tmp_path):
     with pytest.raises(ConfigError, match=r"members.json cannot be read"):
         ran(fleet, "rotate", tmp_path / "identity")
     assert not any((tmp_path / "identity").iterdir())
+
+
+def test_a_code_that_cannot_be_asked_for_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)  # as `<&-` leaves it
+    with pytest.raises(ConfigError, match="code: stdin is closed"):
+        join_command(tmp_path / "anna")
 
 
 def test_a_device_takes_its_own_keys_only(keys, tmp_path):

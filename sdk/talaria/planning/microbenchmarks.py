@@ -41,8 +41,8 @@ def cores() -> int:
 
 
 def memory_mb() -> float:
-    """Main memory."""
-    return float(round(psutil.virtual_memory().total / 1e6))
+    """Main memory, as the system says it where /proc is closed too."""
+    return float(round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e6))
 
 
 def block() -> int:
@@ -157,11 +157,15 @@ def _net(width: int, size: int) -> bytes:
 
 def load() -> dict[str, Any]:
     """What the machine tells about itself right now: load, battery, heat. None where it does not tell."""
-    battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
+    battery = busy = None
+    with suppress(AttributeError, OSError):  # a kernel without power supplies has no folder of them
+        battery = psutil.sensors_battery()
+    with suppress(AttributeError, OSError):
+        busy = os.getloadavg()[0] / cores()
     heat = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
     degrees = [entry.current for entries in heat.values() for entry in entries if entry.current]
     return {
-        "load": os.getloadavg()[0] / cores() if hasattr(os, "getloadavg") else None,
+        "load": busy,
         "battery": None if battery is None else battery.percent / 100,
         "charging": None if battery is None else battery.power_plugged,
         "celsius": max(degrees, default=None),

@@ -1,4 +1,5 @@
 import json
+import os
 import pwd
 import time
 from dataclasses import replace
@@ -6,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from tolerance import roundings
 
@@ -61,6 +63,17 @@ def test_a_user_without_home_is_told_where_measurements_could_be_kept(monkeypatc
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     with pytest.raises(StateError, match=r"HOME is not set, and user .* set XDG_CACHE_HOME to a folder of yours"):
         profiles.cached()
+
+
+def test_a_machine_that_does_not_tell_of_itself_is_measured_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object) -> None:
+        raise FileNotFoundError("as of a container without /proc, or a kernel without power supplies")
+
+    for name in ("virtual_memory", "sensors_battery"):
+        monkeypatch.setattr(psutil, name, closed)
+    monkeypatch.setattr(os, "getloadavg", closed)
+    assert microbenchmarks.memory_mb() > 0
+    assert {microbenchmarks.load()[name] for name in ("load", "battery", "charging")} == {None}
 
 
 def test_the_block_is_one_that_keeps_convolutions_blocked() -> None:
