@@ -271,7 +271,10 @@ def open_kit(path: str | Path) -> Kit:
         raise ConfigError(f"kit: cannot read {path}: {why.strerror or why}; check the path") from None
     if len(data) > LARGEST:
         raise TooLarge(f"kit: {path} has more than {LARGEST} bytes, so it is none")
-    return decode(data)
+    try:
+        return decode(data)
+    except StateError as why:
+        raise StateError(f"kit: {path}: {str(why).removeprefix('kit: ')}") from None
 
 
 def _layers(found: Any, layout: ChannelLayout) -> tuple[Layer, ...]:

@@ -149,7 +149,10 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
 
 def _require_format(path: Path, found: object) -> None:
     if found != FORMAT:
-        raise StateError(f"{path}: format {shown(found)} is not {FORMAT}, which this version reads")
+        raise StateError(
+            f"{path}: a run of format {shown(found)}, and this version reads {FORMAT}; go on with it in the "
+            "version that wrote it, or begin anew in another folder"
+        )
 
 
 def finish(folder: Path, document: Mapping[str, Any]) -> None:

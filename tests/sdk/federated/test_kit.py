@@ -274,6 +274,12 @@ def test_a_damaged_kit_is_refused_whole(file, damage):
         kits.decode(damage(file))
 
 
+def test_a_file_of_another_version_is_named(file, tmp_path):
+    (tmp_path / "old.kit").write_bytes(of_version_one(file))
+    with pytest.raises(StateError, match=r"^kit: .*old\.kit: is of version '1', this Talaria reads 2; make it again"):
+        kits.open_kit(tmp_path / "old.kit")
+
+
 def test_no_bytes_raise_anything_but_our_errors(file):
     rng = np.random.default_rng(0)
     for _ in range(200):
