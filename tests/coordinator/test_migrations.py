@@ -12,6 +12,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import MetaData, inspect
 
 from talaria.errors import StateError
+from talaria_coordinator.fleet.chronicle import chronicle
 from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.maintenance.backup import Manifest
 from talaria_coordinator.maintenance.fsck import check
@@ -88,6 +89,7 @@ def is_what_was_written(store, folder):
     assert store.updates.equivocations("watch") == [(1, "eve", C)]
     assert store.audit.verify() == 1
     assert [event["kind"] for event in store.audit.events("watch")] == ["round-closed"]
+    assert chronicle(store.audit.events("watch")).rounds == 1
     assert all("cannot be read" in text for text in check(store, FolderBlobs(folder)).damage), "only blobs are missing"
 
 

@@ -79,7 +79,7 @@ def chronicle(events: Sequence[Event]) -> Chronicle:
     for event in events:
         kind = event["kind"]
         if kind == "round-closed":
-            round = int(event["round"])
+            round = int(event.get("round", event.get("step", 0)))  # up to revision 0003 the log said `step`
         if kind == "roster-fixed":
             roster = set(event["roster"])
         elif kind == "device-retired":
