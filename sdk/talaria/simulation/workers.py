@@ -62,9 +62,14 @@ class Crew:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for process, link in self._all:
             link.close()
+            if kind is not None:  # what they are at is of no use
+                process.kill()
+        for process, _ in self._all:
             process.join(5)
             if process.is_alive():
                 process.kill()
+                process.join()
+            process.close()
         self._all.clear()
         self._file.close()
 
@@ -98,11 +103,12 @@ class Crew:
             raise StateError(
                 f"simulate: one of {self.count} workers ended ({process.exitcode}); memory may be short: take fewer"
             ) from None
-        finally:
-            for link, (_, process) in busy.items():  # where something failed, the others' answers are of no use
+        except Exception:  # one's work failed: the others' answers are of no use, and all may be asked again
+            for link, (_, process) in busy.items():
                 with suppress(Exception):
                     _answer(link)
                 self._idle.append((process, link))
+            raise
 
     def _share(self, shared: Tensors) -> None:
         """Write ``shared`` where every process reads it."""

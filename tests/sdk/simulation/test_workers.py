@@ -153,6 +153,22 @@ def test_a_crew_is_gone_though_its_answers_were_not_read() -> None:
     assert not multiprocessing.active_children()
 
 
+def test_an_interrupt_does_not_wait_for_what_workers_are_at() -> None:
+    def work(asked, shared, private):
+        time.sleep(60)
+        return asked, {}, b""
+
+    def jobs():
+        yield {}, None
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), Crew(2, work) as crew:
+        list(crew.answers({}, jobs()))
+    assert time.monotonic() - began < 4
+    assert not multiprocessing.active_children()
+
+
 def test_what_all_share_is_read_once() -> None:
     def work(asked, shared, private):
         return {"at": id(shared["a"]), "a": float(shared["a"])}, {}, b""
