@@ -100,7 +100,7 @@ def joined(arrays: Mapping[str, Any], where: str = "x") -> tuple[Array, dict[str
     rows = {name: len(array) for name, array in found.items()}
     if len(set(rows.values())) > 1:
         raise DataError(f"{where}: its inputs have {shown(rows)} samples; give as many of each")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         flat = [found[name].reshape(rows[name], math.prod(parts[name])).astype(np.float32) for name in parts]
     return np.concatenate(flat, 1), parts
 

@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,13 @@ def test_numbers_beyond_float32_are_refused_without_a_warning(predictor):
     for signs in ([[1.0]], [[1.0, -1.0]]):  # infinities of both signs add up to no number
         with pytest.raises(DataError, match="NaN or infinity"):
             predictor(1e39 * np.tile(signs, (6, 100 // len(signs[0]))))
+
+
+def test_numbers_too_small_are_0_also_where_numpy_raises(predictor):
+    with np.errstate(all="raise"):
+        assert predictor(np.full(predictor.shape, 1e-60)).label == predictor(np.zeros(predictor.shape)).label
+        sure = replace(predictor(np.zeros(predictor.shape)), logits=np.array([[0, 200]], np.float32))
+        assert sure.probabilities.tolist() == [[0, 1]]
 
 
 def test_large_finite_numbers_are_not_mistaken_for_infinity(predictor):

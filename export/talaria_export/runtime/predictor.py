@@ -89,8 +89,9 @@ class Prediction:
     def probabilities(self) -> Array:
         """Softmax of the logits, float32 (N, classes)."""
         self._require("probabilities", "classification")
-        powers = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+        with np.errstate(under="ignore"):
+            powers = np.exp(self.logits - self.logits.max(axis=1, keepdims=True))
+            return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
     @property
     def label(self) -> str:

@@ -22,6 +22,7 @@ _FEWEST = 10
 """Samples that each client of a skewed cut has at least, where there are so many."""
 
 
+@np.errstate(under="ignore")
 def fields_of(
     raw: Recorded,
     *,

@@ -112,6 +112,8 @@ def _require_plain_torch() -> None:
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
     if dtype != torch.float32:
         raise ConfigError(f"torch: its default dtype is {dtype}, and models are float32; set_default_dtype(float32)")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise ConfigError("torch: autocast is on, and models are float32; call this outside of it")
     if device.type != "cpu":
         raise ConfigError(
             f"torch: its default device is {device}; set_default_device('cpu'), and name device= to train on"

@@ -74,7 +74,7 @@ def _as_slow(narrow: int, wide: int) -> bool:
 
 def train_rate() -> float:
     """Multiply-adds of the forward pass per CPU second of a training step, on a small convolutional network."""
-    with _one_thread():
+    with _one_thread(), torch.inference_mode(False):
         with seeds.aside():
             net = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU())
         x = torch.randn(8, 32, 16, 16, generator=torch.Generator().manual_seed(0))

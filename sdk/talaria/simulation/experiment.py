@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch.nn import Module
 
@@ -99,6 +100,7 @@ class Experiment:
         own = workers if ray is None and type(workers) is int else 1
         return checkpoint.begun(folder, {**self.asked, "workers": own})
 
+    @np.errstate(under="ignore")  # an app that has numpy raise for it means sums of its own
     def learn(
         self,
         progress: Callable[[RoundFacts], None] | None = None,

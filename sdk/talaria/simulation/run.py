@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch.nn import Module
 
 from talaria.aggregate.base import Aggregator
@@ -65,6 +66,7 @@ class Learned:
         found = {name: device_task.mask_of(self.run, one, self.private.get(name)) for name, one in self.members.items()}
         return {name: mask for name, mask in found.items() if mask is not None}
 
+    @torch.inference_mode(False)
     def personal(self, member: Member, round: int | None = None) -> Module:
         """The model that ``member``, of the run or a newcomer, is served after ``round``, the last one by default."""
         model: Module = rounds.personalize(self.run, member, self.shared, self.private.get(member.client), round)

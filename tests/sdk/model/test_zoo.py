@@ -195,6 +195,8 @@ def test_a_process_that_has_torch_make_other_numbers_is_told():
         torch.set_default_dtype(torch.float32)
     with torch.device("meta"), pytest.raises(ConfigError, match=r"its default device is meta; set_default_device"):
         zoo.build(ModelSpec("mlp", (4,), 2))
+    with torch.autocast("cpu"), pytest.raises(ConfigError, match="autocast is on, and models are float32"):
+        zoo.build(ModelSpec("mlp", (4,), 2))
 
 
 def test_a_missing_extra_is_named(monkeypatch):

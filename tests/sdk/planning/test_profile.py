@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from tolerance import roundings
 
 from talaria import plugins
@@ -74,6 +75,11 @@ def test_a_machine_that_does_not_tell_of_itself_is_measured_all_the_same(monkeyp
     monkeypatch.setattr(os, "getloadavg", closed)
     assert microbenchmarks.memory_mb() > 0
     assert {microbenchmarks.load()[name] for name in ("load", "battery", "charging")} == {None}
+
+
+def test_an_app_that_infers_may_measure_how_fast_it_learns() -> None:
+    with torch.inference_mode():
+        assert microbenchmarks.train_rate() > 0
 
 
 def test_the_block_is_one_that_keeps_convolutions_blocked() -> None:

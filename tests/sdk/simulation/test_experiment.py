@@ -37,6 +37,7 @@ from talaria.cli.simulate_output import shown_progress
 from talaria.data import Client
 from talaria.errors import ConfigError, DataError, ModelError, StateError
 from talaria.federated.fedbuff_run import Buffering
+from talaria.model.state import state_of
 from talaria.simulation import checkpoint, experiment
 from talaria.simulation.simulator import RoundFacts
 from talaria.tensors import equal
@@ -690,6 +691,25 @@ def test_an_app_that_infers_may_simulate_meanwhile(tmp_path: Path) -> None:
             again = talaria.resume(tmp_path / engine)
         assert again.accuracy.mean == found.accuracy.mean
         assert engine == "onnx" or equal(found.learned.shared, alone.learned.shared)
+
+
+def test_an_app_that_infers_is_given_personal_models(data: talaria.Federated) -> None:
+    """Such as are tuned before they are served."""
+    result = talaria.simulate("fedrep", data, rounds=1)
+    with torch.inference_mode():
+        model = result.model("anna")
+    assert equal(state_of(model), state_of(result.model("anna")))
+
+
+def test_an_app_that_has_numpy_raise_may_simulate_meanwhile() -> None:
+    """What is too small for a format is 0 in it, which numpy says nothing of by itself."""
+    x = np.random.default_rng(0).normal(size=(60, 6, 32))
+    x[:, :3] *= 1e-50
+    y, client = np.tile(np.arange(3), 20), np.repeat(["anna", "bela"], 30)
+    with np.errstate(all="raise"):
+        data = talaria.Federated.from_arrays(x, y, client)
+        talaria.simulate("fedavg", data, "imu_cnn", rounds=1, codec="fp16", download="fp16")
+        assert not Samples.of(x, y).x[:, :3].any()
 
 
 @pytest.mark.parametrize("algorithm", ["pfedgm", "thorki", "heart_pfl"])
