@@ -44,12 +44,17 @@ class Crew:
     """``count`` processes that do ``work``; forked when they are first asked, and gone with the ``with`` statement."""
 
     def __init__(self, count: int, work: Work) -> None:
-        """Raises :class:`ConfigError` for a number out of 1..256, and where processes cannot be forked."""
+        """Raises :class:`ConfigError` for a number out of 1..256, and where processes cannot be forked or started."""
         if type(count) is not int or not 1 <= count <= MOST:
             rule = f"a whole number in 1..{MOST}, or 0 for this process"
             raise ConfigError(f"simulate: workers={count!r} must be {rule}{by_item(count)}")
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ConfigError(f"simulate: workers={count}: this system cannot fork processes; leave it at 0")
+        if multiprocessing.current_process().daemon:
+            raise ConfigError(
+                f"simulate: workers={count}: a process of a multiprocessing.Pool may start none; leave it at 0, or use "
+                "concurrent.futures.ProcessPoolExecutor"
+            )
         self.count, self._work = count, work
         self._all: list[tuple[BaseProcess, socket]] = []
         self._idle: list[tuple[BaseProcess, socket]] = []

@@ -203,6 +203,12 @@ def test_processes_that_the_system_does_not_give_are_told(monkeypatch) -> None:
         next(crew.answers({}, [({}, None)]))
 
 
+def test_a_process_that_may_start_none_says_so(monkeypatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # as one of a multiprocessing.Pool
+    with pytest.raises(ConfigError, match=r"workers=2: a process of a multiprocessing.Pool may start none"):
+        talaria.simulate("fedavg", fleet(), "imu_cnn", rounds=1, workers=2)
+
+
 def test_wrong_numbers_are_refused_and_so_is_an_asynchronous_run() -> None:
     for wrong in (-1, 257, True, "2"):
         with pytest.raises(ConfigError, match=r"workers=.* must be a whole number in 1\.\.256, or 0"):
