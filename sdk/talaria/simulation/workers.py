@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from select import select
-from socket import MSG_WAITALL, socket, socketpair
+from socket import MSG_WAITALL, SHUT_RDWR, socket, socketpair
 from types import TracebackType
 from typing import Any, Self
 
@@ -66,6 +66,8 @@ class Crew:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for process, link in self._all:
+            with suppress(OSError):
+                link.shutdown(SHUT_RDWR)  # whoever was forked meanwhile holds it open too
             link.close()
             if kind is not None:  # what they are at is of no use
                 process.kill()

@@ -169,6 +169,18 @@ def test_an_interrupt_does_not_wait_for_what_workers_are_at() -> None:
     assert not multiprocessing.active_children()
 
 
+def test_a_crew_ends_though_another_was_forked_meanwhile() -> None:
+    def work(asked, shared, private):
+        return asked, {}, b""
+
+    with Crew(2, work) as later:
+        with Crew(2, work) as crew:
+            for each in (crew, later):
+                assert len(list(each.answers({}, [({}, None)]))) == 1
+            began = time.monotonic()
+        assert time.monotonic() - began < 4
+
+
 def test_what_all_share_is_read_once() -> None:
     def work(asked, shared, private):
         return {"at": id(shared["a"]), "a": float(shared["a"])}, {}, b""
