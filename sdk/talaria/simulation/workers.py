@@ -25,7 +25,7 @@ from typing import Any, Self
 import numpy as np
 from safetensors.numpy import load, save
 
-from talaria import errors
+from talaria import errors, seeds
 from talaria.errors import ConfigError, StateError, TalariaError
 from talaria.tensors import Tensors
 from talaria.valid import by_item
@@ -144,7 +144,8 @@ class Crew:
                 mine.append(here)
                 args = (there, mine, self._file.fileno(), self._work)
                 process = context.Process(target=_serve, args=args, daemon=True)
-                with there, warnings.catch_warnings():
+                # What a thread holds at the fork, nobody lets go of in the child.
+                with there, seeds.ALONE, warnings.catch_warnings():
                     # Of threads beside a fork: torch's wait between calls; the child, with one, asks for none.
                     warnings.simplefilter("ignore", DeprecationWarning)
                     process.start()
