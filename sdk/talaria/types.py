@@ -67,6 +67,10 @@ class Samples:
     def __len__(self) -> int:
         return len(self.y)
 
+    def __repr__(self) -> str:
+        """How many there are, and of which shape: what was recorded is long, and its owner's."""
+        return f"Samples({len(self)} of {self.x.shape[1:]})"
+
     @staticmethod
     def joined(parts: Sequence[Samples]) -> Samples:
         """The samples of all ``parts``, at least one, in that order."""

@@ -510,3 +510,9 @@ def test_samples_are_equal_to_themselves_alone() -> None:
     assert some == some  # noqa: PLR0124
     assert some != Samples(x, y)
     assert len({some, Samples(x, y)}) == 2
+
+
+def test_a_client_is_shown_without_its_recordings() -> None:
+    part = Samples.of(np.zeros((5, 6, 32)), np.zeros(5))
+    assert repr(part) == "Samples(5 of (6, 32))"
+    assert repr(Client(part, part, part)).count("Samples(5 of (6, 32))") == 3
