@@ -68,7 +68,7 @@ def test_a_new_fleet_is_ready_to_serve_and_keeps_its_secrets(fleet):
     server = load_certificate((fleet / "broker" / "server.crt").read_bytes())
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [HOST, "localhost"]
-    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5", "127.0.0.1"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5", "127.0.0.1", "::1"]
     assert "allow_anonymous false" in (fleet / "broker" / "mosquitto.conf").read_text()
 
 

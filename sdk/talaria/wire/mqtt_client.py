@@ -23,6 +23,12 @@ class Client(paho.Client):
         del self._in_packet["packet"][LARGEST:]
         return super()._sock_recv(min(bufsize, PIECE))
 
+    def _packet_handle(self) -> MQTTErrorCode:
+        try:
+            return super()._packet_handle()
+        except Exception:  # noqa: BLE001 - what is no MQTT would end the thread of an older paho
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+
     def _handle_publish(self) -> MQTTErrorCode:
         if self._in_packet["command"] & 0x04:  # QoS 2, which nobody asked for: held until the broker says so
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
