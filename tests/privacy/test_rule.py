@@ -126,6 +126,20 @@ def test_noise_that_devices_add_comes_to_what_was_asked_for_and_no_byte_depends_
         Privacy(noise_by="nobody")
 
 
+def test_noise_that_devices_add_is_not_rounded_away() -> None:
+    """Of 200 devices a step of 16 bits is many times a device's part of the noise: all of it was rounded to nothing."""
+    shared: Tensors = {"w": np.zeros(64, np.float32), "bn.running_mean": np.zeros(64, np.float32)}
+    steps = {name: np.zeros(64, np.float32) for name in shared}
+    updates = [Update(steps, 1.0, f"d{n:03}", kind="delta") for n in range(200)]
+    asked = Privacy(bits=16, clip=0.1, noise=0.2, statistics_bound=64.0, noise_by="devices")
+    rule = private(MaskedMean(), asked)
+    new, _ = rule.apply(shared, rule.init(shared), updates)
+    terms = inner_of(rule).terms(Coordinates.of(shared, None), 200, 0, fleet="f", round=0, attempt=0)
+    for name, bound in (("w", terms.bound), ("bn.running_mean", terms.statistics_bound)):
+        least = max(terms.noise, bound / terms.grid.unit) * 200**0.5
+        assert least * 0.75 <= 200 * new[name].std() <= least * 1.35  # of 64 values: off by 9 % on average
+
+
 def test_neighbours_instead_of_all_change_no_byte_of_what_most_hold() -> None:
     """Eight of twelve are in one piece on every ring. A round of no more devices than neighbours is one of all."""
     shared, rule = shared_state(np.random.default_rng(1)), MaskedMean()

@@ -256,6 +256,7 @@ class PrivateMean:
         """These terms with each device's part of the noise, and bounds that it fits between."""
         parts, noise = terms.needed**0.5, self.privacy.noise or 0.0
         far = terms.clip + _FAR * self._deviation(coordinates, terms, noise) / parts
+        far = max(far, terms.clip / (1 - _FAR / terms.grid.unit))  # also of a step of its grid, see :func:`_added`
         wide = replace(terms, bound=max(terms.bound, far), statistics_bound=max(terms.statistics_bound, far))
         wide = replace(wide, noise=self._deviation(coordinates, wide, noise) / parts)
         if self.privacy.quantile is None:
@@ -319,7 +320,9 @@ class PrivateMean:
         parts = (terms.grid.decode(opened.sums[part], bounds[name]) for name, part in coordinates.slices.items())
         length = float(sum(float(np.square(part).sum()) for part in parts) ** 0.5)
         count = len(opened.survivors)
-        noise = count**0.5 * terms.noise * (len(signed) ** 0.5 + _FAR)
+        added = _added(coordinates, terms)
+        squares = sum((part.stop - part.start) * added[name] ** 2 for name, part in coordinates.slices.items())
+        noise = count**0.5 * (squares**0.5 + _FAR * max(added.values()))
         longest = count * (terms.clip + self._rounding(coordinates, terms)) + noise
         if length > longest * (1 + 1e-9):
             raise AggregationError(
@@ -384,10 +387,19 @@ def contribution(
     if terms.clip:
         steps = clipped(steps, terms.clip)
     if terms.noise:
-        steps = {name: step + terms.noise * draws.normal(step.size).reshape(step.shape) for name, step in steps.items()}
+        added = _added(coordinates, terms)
+        steps = {name: step + added[name] * draws.normal(step.size).reshape(step.shape) for name, step in steps.items()}
     if terms.metric_noise:
         metrics[WITHIN] += terms.metric_noise * float(draws.normal(1)[0])
     return Contribution(steps, update.mask, weight, metrics)
+
+
+def _added(coordinates: Coordinates, terms: Terms) -> dict[str, float]:
+    """By tensor, the standard deviation of what a device adds: ``terms.noise``, and no less than a step of the grid.
+    From there on rounded Gaussian numbers hide as unrounded ones do (their means err by 1e-9 of a step); smaller ones
+    are rounded away."""
+    bounds = coordinates.bounds(terms.bound, terms.statistics_bound)
+    return {name: max(terms.noise, bound / terms.grid.unit) if terms.noise else 0.0 for name, bound in bounds.items()}
 
 
 def told(update: Update, names: Sequence[str]) -> dict[str, float]:
