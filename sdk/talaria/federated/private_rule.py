@@ -39,7 +39,8 @@ def require_private(run: Run, privacy: Privacy) -> None:
     rounds.require_still(run)  # few holders are never opened
     if run.codec != "raw":
         raise ConfigError(
-            f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead"
+            f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead; set "
+            "codec to 'raw', and bits=16 for updates as small as fp16"
         )
 
 

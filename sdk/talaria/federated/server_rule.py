@@ -70,7 +70,7 @@ def require_enough(run: Run, aggregator: Aggregator | None, members: int) -> Non
     if not run.asynchronous and (fewest := least_of(run, aggregator)) > counted:
         raise ConfigError(
             f"aggregator: the rule folds no fewer than {fewest} updates, and a round counts {counted} of {members} "
-            "members; lower its f, or let more take part"
+            "members; lower its f (of multi_krum also m), or let more take part"
         )
 
 

@@ -136,8 +136,9 @@ def test_krum_needs_two_f_plus_three_rows(f: int) -> None:
     run(Krum(f=f), plain(*enough))
     with pytest.raises(AggregationError, match=rf"got {2 * f + 2} rows and needs {2 * f + 3}"):
         run(Krum(f=f), plain(*enough[:-1]))
-    with pytest.raises(AggregationError, match=r"m=6 of 7 rows leaves no room for f=2"):
+    with pytest.raises(AggregationError, match=r"got 7 rows and needs 8 .* \(of multi_krum also m\)"):
         run(MultiKrum(f=2, m=6), plain(*[[float(i)] for i in range(7)]))
+    assert run(MultiKrum(f=2, m=6), plain(*[[float(i)] for i in range(8)])) == [3.5]
 
 
 def test_krum_compares_only_what_both_hold() -> None:

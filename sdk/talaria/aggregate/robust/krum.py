@@ -60,10 +60,6 @@ class Krum(RobustRule):
         """Indices of the chosen rows, ascending."""
         n = len(rows)
         m = self.wanted(n)
-        if m > n - self.f:
-            raise AggregationError(
-                f"krum: m={m} of {n} rows leaves no room for f={self.f}; use m of at most {n - self.f}"
-            )
         near = min(n - 1, max(1, n - self.f - 2))
         score = scores(squared_distances(rows), near)
         order = sorted(range(n), key=lambda i: (float(score[i]), i))[:m]
@@ -79,7 +75,7 @@ class Krum(RobustRule):
 class MultiKrum(Krum):
     """The mean of the ``m`` rows with the lowest scores, by default ``n - f``; ``m=1`` is :class:`Krum`.
 
-    More than ``n - f`` is refused when it happens.
+    ``n >= m+f`` rows are needed too: with more of them chosen, wrong ones could not be left out.
     """
 
     m: int | None = None
@@ -88,6 +84,11 @@ class MultiKrum(Krum):
         super().__post_init__()
         if self.m is not None:
             check_count("krum", "m", self.m, 1)
+
+    @property
+    def least(self) -> int:
+        """``2f+3`` and ``m+f``, or ``m`` where ``f=0``."""
+        return max(super().least, (self.m or 0) + self.f)
 
     def wanted(self, n: int) -> int:
         """``m``."""

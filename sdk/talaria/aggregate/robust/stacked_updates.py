@@ -204,7 +204,7 @@ def settle(rule: RowRule, shared: Tensors, state: Tensors, gathered: Gathered) -
     if len(rows) < rule.least:
         raise AggregationError(
             f"{owner}(f={rule.f}) got {len(rows)} rows and needs {rule.least} to outvote {rule.f} wrong ones; "
-            f"wait for more clients or lower f"
+            f"wait for more clients, or lower f (of multi_krum also m)"
         )
     need = len(rows) if rule.keep == "all" else _needed(rule)
     moves = {k: np.asarray(h.sum(0) >= need) for k, h in rows.held.items()}
