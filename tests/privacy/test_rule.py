@@ -20,6 +20,7 @@ from talaria.aggregate.fedbuff import FedBuff
 from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
 from talaria.errors import AggregationError, ConfigError
+from talaria.federated.private_rule import require_cohort
 from talaria.model.masks import gather
 from talaria.privacy.accounting import ledger_in, noise_for
 from talaria.privacy.coordinates import Coordinates
@@ -370,6 +371,9 @@ def test_noise_that_spends_the_budget_early_is_refused_before_anything_is_learne
         ({"codec": "int8"}, "rounds each update alone"),
         ({"fraction": 0.5}, r"asks 2 of 4 clients \(fraction=0.5\), and 3 must be there .*; raise fraction$"),
         ({"privacy": {"clip": 1.0, "threshold": 9}}, "asks 4 of 4 clients .*; take more clients, or lower threshold"),
+        ({"privacy": {"secure": True, "holders": 9}}, "holders=9 .* asks 4 devices, so that none would open; lower it"),
+        ({"privacy": {"clip": 1.0}, "aggregator": "mean:min_holders=5"}, "holders=5 .*min_holders"),
+        ({"privacy": {"secure": True, "threshold": 2}}, "threshold=2 must be more than half of the 4 devices"),
         ({"algorithm": "local"}, "local shares nothing, so that there is nothing to hide"),
         ({"algorithm": "mypkg.mine:Hermit"}, "mypkg.mine:Hermit shares nothing"),
         ({"aggregator": "median:f=1"}, "compares"),
@@ -390,6 +394,16 @@ def test_noise_that_spends_the_budget_early_is_refused_before_anything_is_learne
 def test_a_run_that_cannot_be_private_is_refused_before_it_begins(more: dict[str, object], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         talaria.simulate(**{"algorithm": "fedavg", "data": data(), "privacy": {"secure": True}, **more})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("asked", "devices", "why"),
+    [({"bits": 16}, 600, "use bits=32"), ({"clip": 1.0}, 1025, "asks 1025 devices, and may ask 1024; lower fraction")],
+)
+def test_more_devices_than_one_sum_takes_are_refused(asked: dict[str, object], devices: int, why: str) -> None:
+    require_cohort(private(MaskedMean(), Privacy.of(asked)), 400)
+    with pytest.raises(ConfigError, match=why):
+        require_cohort(private(MaskedMean(), Privacy.of(asked)), devices)
 
 
 def test_clipping_is_over_all_that_travels() -> None:

@@ -91,6 +91,13 @@ def test_one_more_that_leaves_and_nothing_opens(phase: str) -> None:
         secure_sum(terms, COORDINATES, given_, who(), leaving={phase: ["d0", "d3"]})
 
 
+def test_fewer_survivors_than_holders_are_not_asked_to_open() -> None:
+    terms = terms_of(4, holders=5)
+    with pytest.raises(AggregationError, match=r"4 are too few for holders=5; try again") as found:
+        secure_sum(terms, COORDINATES, contributions(NAMES[:5], 1, terms), who(), leaving={"masked": ["d0"]})
+    assert "opened" not in {frame.name for frame in extract_tb(found.value.__traceback__)}
+
+
 @pytest.mark.parametrize("phase", ["masked", "agreed", "openings"])
 def test_where_too_few_of_a_devices_neighbours_stay_nothing_opens_and_it_is_not_blamed(phase: str) -> None:
     terms = terms_of(6, degree=4, own_threshold=4, holders=2)

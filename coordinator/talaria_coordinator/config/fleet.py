@@ -94,8 +94,8 @@ from talaria import valid
 from talaria.config import Section, read_toml
 from talaria.errors import ConfigError
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.private_rule import private_rule
-from talaria.federated.rounds import check_over, require_travels
+from talaria.federated.private_rule import private_rule, require_cohort
+from talaria.federated.rounds import check_over, needed, require_travels
 from talaria.federated.run import Run
 from talaria.federated.run_file import run_of
 from talaria.federated.server_rule import aggregator_of, least_of, located, require_enough
@@ -248,10 +248,11 @@ class FleetConfig:
             require_secure(self.privacy, self.run, self.identity is not None, self.expected, self.over)
             if not self.grows:
                 require_asked(self.privacy, self.run, self.expected)
-            rule = private_rule(self.run, rule, self.privacy.rule, 0)
-        secure = self.privacy is not None and self.privacy.rule.secure
-        tried = self.canary is not None
-        require_gateways(self.gateways, self.members, self.run, rule, secure=secure, tried=tried)
+            hidden = private_rule(self.run, rule, self.privacy.rule, 0)
+            if hidden is not None and not self.grows:
+                require_cohort(hidden, needed(self.run, self.expected))
+        private, tried = self.privacy is not None, self.canary is not None
+        require_gateways(self.gateways, self.members, self.run, rule, private=private, tried=tried)
 
     @property
     def expected(self) -> int:

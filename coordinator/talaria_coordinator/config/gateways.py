@@ -28,7 +28,7 @@ def require_gateways(
     run: Run,
     rule: Aggregator | None,
     *,
-    secure: bool,
+    private: bool,
     tried: bool,
 ) -> None:
     """Raise :class:`ConfigError` where a fleet cannot have these gateways; ``members`` is empty where whoever comes is
@@ -40,10 +40,10 @@ def require_gateways(
             raise ConfigError(f"gateways: {name!r} is no member; add it to [fleet] members, or leave it out")
         if type(most) is not int or not 1 <= most <= MOST:
             raise ConfigError(f"gateways: {name}={most!r} must be a whole number in 1..{MOST}: devices")
-    if secure:
+    if private:
         raise ConfigError(
-            "gateways: [privacy] secure=true opens sums of single devices' masked updates, and a partial sum is none; "
-            "leave one of the two out"
+            "gateways: [privacy] cuts or masks the updates of single devices, and a partial sum is none; leave one of "
+            "the two out"
         )
     if tried:
         raise ConfigError(

@@ -27,7 +27,8 @@ class PrivacyConfig:
 
     def needed(self, devices: int) -> int:
         """How many of ``devices`` must stay until the end of a round; of one that is not secure, how many must come."""
-        return max(LEAST, threshold_of(self.rule, devices) if self.rule.secure else self.rule.threshold or 0)
+        threshold = threshold_of(self.rule, devices) if self.rule.secure else self.rule.threshold or 0
+        return max(LEAST, threshold, self.rule.holders or 0)
 
 
 def privacy_of(section: Section, run: Run) -> PrivacyConfig:
@@ -70,7 +71,8 @@ def require_asked(privacy: PrivacyConfig, run: Run, devices: int) -> None:
     """Raise :class:`ConfigError` where a round asks fewer of ``devices`` than it needs: it would never begin."""
     asked = needed(run, devices)
     if asked < privacy.needed(asked):
-        lower = "" if privacy.rule.threshold is None else ", or lower threshold"
+        given = [name for name in ("threshold", "holders") if getattr(privacy.rule, name) is not None]
+        lower = f", or lower {' and '.join(given)}" if given else ""
         raise ConfigError(
             f"privacy: a round asks {asked} of {devices} devices ([run] fraction={run.fraction:g}), and needs "
             f"{privacy.needed(asked)} until its end; raise fraction or [fleet] devices{lower}"

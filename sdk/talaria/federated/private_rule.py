@@ -10,7 +10,9 @@ from talaria.federated import rounds, run_model
 from talaria.federated.run import Run
 from talaria.privacy.accounting import noise_for
 from talaria.privacy.coordinates import Coordinates
-from talaria.privacy.rule import Privacy, private
+from talaria.privacy.fixed_point import Grid
+from talaria.privacy.rule import Privacy, inner_of, private, threshold_of
+from talaria.privacy.terms import MOST_DEVICES
 
 
 def require_private(run: Run, privacy: Privacy) -> None:
@@ -39,8 +41,8 @@ def require_private(run: Run, privacy: Privacy) -> None:
     rounds.require_still(run)  # few holders are never opened
     if run.codec != "raw":
         raise ConfigError(
-            f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead; set "
-            "codec to 'raw', and bits=16 for updates as small as fp16"
+            f"privacy: codec={run.codec!r} rounds each update alone; whole numbers of privacy's bits travel instead; "
+            "set codec to 'raw', and bits=16 for updates as small as fp16"
         )
 
 
@@ -54,6 +56,26 @@ def with_noise(privacy: Privacy, often: int) -> Privacy:
 def private_rule(run: Run, rule: Aggregator | None, privacy: Privacy | None, seed: int) -> Aggregator | None:
     """The run's rule as ``privacy`` has it, its noise drawn from ``seed``; ``rule`` itself where there is none."""
     return rule if privacy is None else private(rounds.rule_of(run, rule), privacy, seed)
+
+
+def require_cohort(rule: Aggregator, devices: int) -> None:
+    """Raise :class:`ConfigError` where no round that asks so many ``devices`` could be opened by ``rule``, a private
+    one, whoever stays."""
+    mean = inner_of(rule)
+    asked, threshold = mean.privacy, threshold_of(mean.privacy, devices)
+    if devices > MOST_DEVICES:
+        raise ConfigError(f"privacy: a round asks {devices} devices, and may ask {MOST_DEVICES}; lower fraction")
+    if (holders := max(asked.holders or 0, mean.like.min_holders)) > devices:
+        raise ConfigError(
+            f"privacy: holders={holders} (of the mean: min_holders) must hold a coordinate, and a round asks {devices} "
+            "devices, so that none would open; lower it"
+        )
+    if asked.secure and 2 * threshold <= devices:
+        raise ConfigError(
+            f"privacy: threshold={threshold} must be more than half of the {devices} devices that a round asks; raise "
+            "it, or leave it out"
+        )
+    Grid(asked.bits, devices)
 
 
 def coordinates_of(run: Run) -> Coordinates:

@@ -246,9 +246,12 @@ class CoordinatorHalf:
         return out
 
     def require_holders(self) -> None:
-        """Raise :class:`AggregationError` where, of those who hold shares of a secret that the sum needs, too few said
-        the last word: with neighbours alone that may be. Before anybody is asked to open, it may be tried again."""
+        """Raise :class:`AggregationError` where nothing would open: too few survived to hold any coordinate, or too few
+        said the last word of those who hold shares of a secret that the sum needs (with neighbours alone that may be).
+        Before anybody is asked to open, it may be tried again."""
         there, survivors = self._state.openings or self._state.agreed, set(self.survivors)
+        if not self._blocks.open_tiers(survivors):
+            raise AggregationError(f"secure: {len(survivors)} are too few for holders={self.terms.needed}; try again")
         for owner in self._state.members:
             if owner not in survivors and survivors.isdisjoint(self._roster.neighbours[owner]):
                 continue  # it shared no mask with them
@@ -288,11 +291,9 @@ class CoordinatorHalf:
     def _open(self) -> Opened:
         if self.phase != "done":
             raise AggregationError(f"secure: the round is in the phase {self.phase!r}; nothing is open yet")
+        self.require_holders()
         blocks, survivors = self._blocks, set(self._survivors.names)
         tiers = blocks.open_tiers(survivors)
-        if not tiers:
-            raise AggregationError("secure: too few devices stayed to hide each other; try the round again")
-        self.require_holders()
         values, side = (total.copy() for total in self._totals())
         rows = np.isin(blocks.tier, [tier for tier in tiers if tier < self.terms.tiers])
         seeds, keys = self._secrets(tiers)

@@ -228,10 +228,9 @@ class PrivateMean:
         numbers and nonce. Raises :class:`AggregationError` for fewer devices than hide each other."""
         asked = self.privacy
         threshold = threshold_of(asked, count)
-        if count < max(3, threshold):
-            raise AggregationError(
-                f"privacy: {count} devices came, {max(3, threshold)} must be there to hide each other; ask more"
-            )
+        holders = max(asked.holders or threshold, self.like.min_holders)
+        if count < (least := max(3, threshold, holders)):
+            raise AggregationError(f"privacy: {count} devices came, {least} must be there to hide each other; ask more")
         degree = asked.degree if asked.degree < count - 1 else 0
         terms = Terms(
             coordinates=coordinates.digest,
@@ -239,7 +238,7 @@ class PrivateMean:
             own_threshold=degree // 2 + 1 if degree else 0,
             threshold=threshold,
             most=count,
-            holders=max(asked.holders or threshold, self.like.min_holders),
+            holders=holders,
             bits=asked.bits,
             bound=asked.bound,
             statistics_bound=asked.statistics_bound,

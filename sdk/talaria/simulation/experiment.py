@@ -23,8 +23,8 @@ from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError
 from talaria.federated.device_task import require_engine
 from talaria.federated.fedbuff_run import Buffering
-from talaria.federated.private_rule import private_rule
-from talaria.federated.rounds import check_over
+from talaria.federated.private_rule import private_rule, require_cohort
+from talaria.federated.rounds import check_over, needed
 from talaria.federated.run import ENGINES, Engine, Member, Run, require_device
 from talaria.federated.run_model import split_of
 from talaria.federated.server_rule import located, require_enough
@@ -366,7 +366,9 @@ def prepare(
     found_engine = Pick(engine, "") if engine != AUTO else pick(run, found.clients, own)
     require_engine(run, found_engine.engine)
     kept = settled(run, privacy, list(found.clients), over)
-    private_rule(run, rule, kept, run.seed)
+    hidden = private_rule(run, rule, kept, run.seed)
+    if kept is not None and hidden is not None:
+        require_cohort(hidden, needed(run, len(found.clients)))
     text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
     of_here = zoo.GROUP.is_kept(run.spec.name) or algorithms.GROUP.is_kept(run.algorithm)
     return Experiment(
