@@ -85,7 +85,14 @@ def samples(**changed):
         ("imu_cnn", "imu_cn", "[run] model", "'imu_cn'", "did you mean 'imu_cnn'?"),
         ("rounds = 2", "rounds = -2", "[run] rounds", "-2", "must be at least 1"),
         ("[run]", '[rounds]\naggregator = "median:f=1"\n[run]', "aggregator", "no fewer than 3", "lower its f"),
-        ("[run]", '[rounds]\naggregator = "multi_krum:f=0,m=3"\n[run]', "aggregator", "no fewer than 3", "also m"),
+        (
+            "[run]",
+            '[rounds]\naggregator = "multi_krum:f=0,m=3"\n[run]',
+            "aggregator",
+            "no fewer than 3",
+            "or m, or let",
+        ),
+        ("[run]", '[rounds]\naggregator = "mean:min_holders=3"\n[run]', "aggregator", "no fewer than 3", "min_holders"),
         ("classes = 3", "classes = 1", "[run] classes", "1", "must be at least 2"),
         ("[run]", "[privacy]\nsecure = true\nbits = 7\n[run]", "privacy: bits", "7", "must be 16 or 32"),
         (

@@ -42,8 +42,8 @@ class FedBuff:
     State: ``version`` (changes of the shared state so far, 0 at first; a client's ``base_version`` is the version that
     it downloaded), and ``inner``'s under ``inner/``.
 
-    Raises :class:`~talaria.errors.ConfigError` where ``capacity`` is smaller than ``inner``'s ``f`` needs: fast
-    attackers fill a buffer first.
+    Raises :class:`~talaria.errors.ConfigError` where ``capacity`` is smaller than ``inner``'s ``f`` or
+    ``min_holders`` need: fast attackers fill a buffer first.
     """
 
     inner: Aggregator = field(default_factory=MaskedMean)
@@ -69,7 +69,9 @@ class FedBuff:
             )
         need = least(self.inner)
         if self.capacity < need:
-            raise ConfigError(f"fedbuff: capacity={self.capacity} must be at least {need}, which inner's f needs")
+            raise ConfigError(
+                f"fedbuff: capacity={self.capacity} must be at least {need}, which inner's f or min_holders needs"
+            )
 
     def init(self, shared: Tensors) -> Tensors:
         """Version 0."""
@@ -121,12 +123,14 @@ class FedBuff:
 
 
 def least(aggregator: Aggregator) -> int:
-    """The fewest updates that ``aggregator`` folds without an error."""
+    """The fewest updates that ``aggregator`` folds without an error, and of which a coordinate can move."""
     if isinstance(aggregator, Bucketed):
-        return (aggregator.inner.least - 1) * aggregator.size + 1
+        return (least(aggregator.inner) - 1) * aggregator.size + 1
     if isinstance(aggregator, Wrapper):
         return least(aggregator.inner)
-    return aggregator.least if isinstance(aggregator, RowRule) else 1
+    if isinstance(aggregator, RowRule):
+        return max(aggregator.least, aggregator.min_holders or 1)
+    return aggregator.min_holders if isinstance(aggregator, MaskedMean) else 1
 
 
 def discount(late: int, a: float) -> float:

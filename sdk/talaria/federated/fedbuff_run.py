@@ -68,7 +68,7 @@ def buffered(run: Run, buffering: Buffering, inner: Aggregator | None = None) ->
     if buffering.buffer < least(rule):
         raise ConfigError(
             f"asynchronous run: buffer={buffering.buffer} must be at least {least(rule)}, the fewest updates that the "
-            "rule folds with its f; take more, or lower its f (of multi_krum also m)"
+            "rule folds; take more, or lower its f, min_holders or m"
         )
     return FedBuff(
         inner=rule,

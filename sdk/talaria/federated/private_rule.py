@@ -61,14 +61,14 @@ def private_rule(run: Run, rule: Aggregator | None, privacy: Privacy | None, see
 def require_cohort(rule: Aggregator, devices: int) -> None:
     """Raise :class:`ConfigError` where no round that asks so many ``devices`` could be opened by ``rule``, a private
     one, whoever stays."""
-    mean = inner_of(rule)
-    asked, threshold = mean.privacy, threshold_of(mean.privacy, devices)
+    asked = inner_of(rule).privacy
+    threshold, holders = threshold_of(asked, devices), asked.holders or 0
     if devices > MOST_DEVICES:
         raise ConfigError(f"privacy: a round asks {devices} devices, and may ask {MOST_DEVICES}; lower fraction")
-    if (holders := max(asked.holders or 0, mean.like.min_holders)) > devices:
+    if holders > devices:
         raise ConfigError(
-            f"privacy: holders={holders} (of the mean: min_holders) must hold a coordinate, and a round asks {devices} "
-            "devices, so that none would open; lower it"
+            f"privacy: holders={holders} must hold a coordinate, and a round asks {devices} devices, so that none "
+            "would open; lower it"
         )
     if asked.secure and 2 * threshold <= devices:
         raise ConfigError(

@@ -59,7 +59,7 @@ def aggregator_of(run: Run, rule: str | None, buffering: Buffering | None) -> Ag
 
 
 def least_of(run: Run, aggregator: Aggregator | None) -> int:
-    """The fewest updates that the run's rule folds."""
+    """The fewest updates that the run's rule folds, and of which a coordinate can move."""
     return max(1, least(rounds.rule_of(run, aggregator)))
 
 
@@ -70,7 +70,7 @@ def require_enough(run: Run, aggregator: Aggregator | None, members: int) -> Non
     if not run.asynchronous and (fewest := least_of(run, aggregator)) > counted:
         raise ConfigError(
             f"aggregator: the rule folds no fewer than {fewest} updates, and a round counts {counted} of {members} "
-            "members; lower its f (of multi_krum also m), or let more take part"
+            "members; lower its f, min_holders or m, or let more take part"
         )
 
 
