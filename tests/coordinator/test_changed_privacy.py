@@ -17,7 +17,7 @@ from talaria.wire import codec
 from talaria.wire.codec import encode_update
 from talaria_coordinator.config.fleet import FleetConfig, load_config
 from talaria_coordinator.config.privacy import PrivacyConfig
-from talaria_coordinator.fleet.aggregation import Learning
+from talaria_coordinator.fleet.aggregation import Learning, NothingLeft
 from talaria_coordinator.fleet.cohort import quorum
 from talaria_coordinator.fleet.life import follow, learning_of
 from talaria_coordinator.fleet.operator_commands import Order
@@ -161,3 +161,29 @@ def test_a_round_is_counted_once_and_for_all_whatever_rule_stands_around_the_sum
         made = learning.fold(fleet, entries)
         fleet = replace(fleet, model_digest=made.model_digest, server=made.server, round=fleet.round + 1)
         assert dict(learning.spent(made.server).rounds) == dict.fromkeys(MEMBERS, fleet.round)
+
+
+def test_a_budget_that_was_lowered_while_a_round_is_open_fails_it_and_blames_nobody(tmp_path):
+    """The others alone could be afforded: who was counted most was taken for a liar."""
+    blobs, five = FolderBlobs(tmp_path), ("anna", "bela", "carl", "dora", "emil")
+    update = {name: Update(tensors=run_model.first_shared(RUN), weight=4.0, client=name) for name in five}
+    entries = [Counted(n, 1, 0, bytes.fromhex(blobs.put(encode_update(update[n])))) for n in five]
+    learning = Learning(RUN, blobs, privacy=replace(NOISY, epsilon=epsilon(1.0, 2, NOISY.delta)))
+    fleet = Fleet("watch", RUN.to_json(), 1, 0, 1, "running", *learning.first(), ())
+    ledger = ledger_in(learning._server(fleet)).after(("anna",)).after(("anna",))
+    fleet = replace(fleet, server=blobs.put(codec.encode_tensors(ledger.as_tensors())))
+    with pytest.raises(NothingLeft, match="this round would cost epsilon") as found:
+        learning.fold(fleet, entries)
+    assert found.value.left == ()
+
+
+def test_a_private_round_of_too_few_names_who_spoiled_it(tmp_path):
+    """Three are asked for and come, and one of them sent what cannot be read."""
+    blobs = FolderBlobs(tmp_path)
+    data = [encode_update(Update(tensors=run_model.first_shared(RUN), weight=4.0, client=name)) for name in MEMBERS]
+    data[1] = b"junk"
+    entries = [Counted(n, 1, 0, bytes.fromhex(blobs.put(d))) for n, d in zip(MEMBERS, data, strict=True)]
+    learning = Learning(RUN, blobs, privacy=NOISY)
+    with pytest.raises(NothingLeft, match="2 of 3 updates can be folded, and 3 are needed") as found:
+        learning.fold(Fleet("watch", RUN.to_json(), 1, 0, 1, "running", *learning.first(), ()), entries)
+    assert [out.entry.device for out in found.value.left] == ["bela"]

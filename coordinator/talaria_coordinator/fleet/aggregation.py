@@ -225,6 +225,8 @@ class Learning:
         itself, but they do not fold together, a minority without which the others do is found by leaving out. Raises
         :class:`NothingLeft` where too few stay.
         """
+        if why := self.unaffordable(fleet, [entry.device for entry in counted]):
+            raise NothingLeft(why, ())  # the others could be afforded without who was counted most, and nobody lied
         shared = self._model(self.blobs.get(fleet.model_digest))
         server = self._remembered(fleet, shared)
 
@@ -285,7 +287,7 @@ class Learning:
         new = self.blobs.put(self._encoded(after))
         return Made(new, self.blobs.put(codec.encode_tensors(state)), kept, (), secure.told(opened))
 
-    def unaffordable(self, fleet: Fleet, devices: Sequence[str]) -> str:
+    def unaffordable(self, fleet: Beginning, devices: Sequence[str]) -> str:
         """Why no round of ``devices`` may be opened any more, empty where one may: the budget of privacy."""
         if self.privacy is None or self.privacy.epsilon is None:
             return ""
@@ -385,7 +387,9 @@ class Learning:
     @cached_property
     def least(self) -> int:
         """The fewest updates that the rule folds."""
-        return least_of(self.run, self.aggregator)
+        asked = self.privacy
+        private = 1 if asked is None else max(3, asked.threshold or 0, asked.holders or 0)
+        return max(private, least_of(self.run, aggregator_of(self.run, self.rule, self.buffering)))
 
     def _updates(self, counted: Sequence[Counted], shared: Tensors) -> Iterator[Update]:
         for entry in counted:
