@@ -3,6 +3,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -135,6 +136,20 @@ def test_any_torch_module_is_pruned_by_a_plan_and_planned_for_a_budget() -> None
     assert 0 < kept < 16
     assert planned.model.get_submodule("body.0").weight.shape[0] == kept
     assert (planned.plan.model, tuple(planned.model.get_submodule("out").weight.shape)) == (None, (3, 4 * kept))
+
+
+def test_the_models_in_a_bundle_keep_its_budget(tmp_path: Path) -> None:
+    """The fp32 form alone fits it, and with the small one that is served beside it does not."""
+    bare = Personalizer(SPEC, profile=DEVICE).fit(TRAIN, VAL, epochs=2)
+    bare.export(tmp_path / "bare.talaria", seconds=0)
+    with ZipFile(tmp_path / "bare.talaria") as file:
+        fp32 = file.getinfo("models/fp32.onnx").file_size
+    limit = 1.1 * fp32 / 1e6
+    personal = Personalizer(SPEC, Budget(bundle_mb=limit), profile=DEVICE).fit(TRAIN, VAL, epochs=2)
+    assert not personal.plan.widths
+    personal.export(tmp_path / "me.talaria", seconds=0)
+    with ZipFile(tmp_path / "me.talaria") as file:
+        assert sum(one.file_size for one in file.infolist() if one.filename.startswith("models/")) <= limit * 1e6
 
 
 def test_a_bundle_runs_without_torch_and_holds_the_plan(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from talaria.federated.run import Run
 from talaria.model import masks
 from talaria.model.widths import first_of, whole
 from talaria.planning import cpu_timer, width_schedule
-from talaria.planning.anatomy import Anatomy, Widths, deployed_values, sent_bytes
+from talaria.planning.anatomy import Anatomy, Widths, bundle_bytes, sent_bytes
 from talaria.planning.budget import Budget
 from talaria.planning.cost import Cost, predicted
 from talaria.planning.plan import Plan
@@ -35,7 +35,7 @@ from talaria.programs import onnx_file
 from talaria.programs.session import Session, runtime
 from talaria.programs.shapes import Value, measure
 
-VERSION = 2
+VERSION = 3
 """Of how a device plans; plans of another one are made anew."""
 BLOCK = 8
 """Channels that widths are whole multiples of, as a profile has it where it is not measured."""
@@ -204,13 +204,13 @@ class _Search:
             predicted = self.cost.latency_ms(self.parts, widths) * (1 + spare)
             found["latency_ms"] = self.cost.dense_ms if uncut else predicted
             found["latency_ratio"] = found["latency_ms"] / self.cost.dense_ms
-        values, graph = deployed_values(self.parts, widths), len(self.kit.source.files["forward"])
-        found["bundle_mb"] = (2 * values + graph + 300 * len(self.parts.layers)) / 1e6
+        half, both = bundle_bytes(self.parts, widths, len(self.kit.source.files["forward"]))
+        found["bundle_mb"] = half / 1e6
         sent = [key for key in self.kit.shared if key in self.parts.shapes]
         found["upload_mb"] = sent_bytes(self.parts, widths, sent, codec) / 1e6
         if self.budget.run_memory_mb is not None:
             found["run_memory_mb"] = self._running(widths) / 1e6
-        return _Figures(found, (4 * values + graph) / 1e6, spare)
+        return _Figures(found, both / 1e6, spare)
 
     def _running(self, widths: Widths) -> int:
         """Bytes of weights and of what lives at once in one pass."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from talaria.model.masks import Axis, ChannelLayout
 from talaria.model.split import Split
@@ -67,6 +68,14 @@ class Anatomy:
         """Number of values of the named tensors at ``widths``."""
         return sum(math.prod(self.shape(key, widths)) for key in keys)
 
+    @cached_property
+    def apart(self) -> tuple[str, ...]:
+        """The tensors that neither a layer nor a BatchNorm holds."""
+        names = {layer.name for layer in self.layers}
+        within = {name if any(key.startswith(f"{name}.") for key in self.shapes) else _module(name) for name in names}
+        within |= {_module(key) for key in self.shapes if key.endswith(".running_mean")}
+        return tuple(key for key in self.shapes if not key.startswith(tuple(f"{name}." for name in within)))
+
     def products(self, widths: Widths) -> float:
         """Multiply-adds for one input."""
         return 1e6 * sum(self.features(widths)[: len(PRODUCTS)])
@@ -110,6 +119,11 @@ class Anatomy:
         return names
 
 
+def _module(key: str) -> str:
+    """The module that holds the tensor ``key``, as one of many matrices is named in :attr:`Anatomy.layers`."""
+    return key.rpartition(".")[0]
+
+
 def sent_bytes(parts: Anatomy, widths: Widths, keys: Collection[str], codec: str) -> int:
     """Bytes of an update of the tensors ``keys`` before compression: values exactly, names and shapes as an upper
     bound; ``codec`` is raw, fp16 or int8."""
@@ -124,10 +138,19 @@ def sent_bytes(parts: Anatomy, widths: Widths, keys: Collection[str], codec: str
 
 
 def deployed_values(parts: Anatomy, widths: Widths) -> int:
-    """Values in the deployed file: weights and one bias per output of each layer; BatchNorm is folded."""
-    total = 0
-    for layer in parts.layers:
+    """Values in one form of the deployed model: weights and one bias per output of each layer, once however often it
+    is called, and what no layer holds, such as embeddings. BatchNorm is folded and adapters are merged."""
+    total = parts.values(parts.apart, widths)
+    for layer in {layer.name: layer for layer in parts.layers}.values():
         out = parts.extent(layer.out, layer.dense[0], widths)
         into = 1 if layer.kind == "depthwise" else parts.extent(layer.into, layer.dense[1], widths)
         total += out * into * layer.kernel + out
     return total
+
+
+def bundle_bytes(parts: Anatomy, widths: Widths, graph: int) -> tuple[int, int]:
+    """Bytes of the models in a bundle, for ``graph`` bytes of one form's graph: where half precision is asked for, and
+    where the fp32 form is kept beside the fastest, which is half as large at most."""
+    values = deployed_values(parts, widths)
+    half = 2 * values + graph + 300 * len(parts.layers)  # each tensor is cast back at load
+    return half, 4 * values + graph + half

@@ -28,7 +28,8 @@ class Budget:
     train_memory_mb: float | None = None
     """Weights, gradients, optimizer state and saved activations, at their peak."""
     bundle_mb: float | None = None
-    """The deployed model file."""
+    """The models in the deployed bundle: the one that is served, and the fp32 form where both fit. What proves them
+    comes on top, some kilobytes."""
     upload_mb: float | None = None
     """One update, before compression."""
     train_s: float | None = None

@@ -14,7 +14,7 @@ from talaria.model.spec import ModelSpec
 from talaria.model.split import WHOLE, Part
 from talaria.model.widths import first_of
 from talaria.planning import memory
-from talaria.planning.anatomy import Anatomy, Widths, deployed_values, sent_bytes
+from talaria.planning.anatomy import Anatomy, Widths, bundle_bytes, sent_bytes
 from talaria.planning.budget import Budget
 from talaria.planning.cost import Cost, predicted
 from talaria.planning.layer_stats import anatomy
@@ -70,9 +70,7 @@ def figures(choice: Choice, widths: Widths, budget: Budget, profile: Profile, co
         found["latency_ms"] = cost.dense_ms if uncut else cost.latency_ms(bare, widths) * (1 + spare)
         found["latency_ratio"] = found["latency_ms"] / cost.dense_ms
     graph = 2_000 + 500 * len(bare.layers) if cost is None else cost.graph_bytes
-    values = deployed_values(bare, widths)
-    found["bundle_fp32_mb"] = (4 * values + graph) / 1e6
-    found["bundle_mb"] = (2 * values + graph + 300 * len(bare.layers)) / 1e6  # each tensor is cast back at load
+    found["bundle_mb"], found["bundle_fp32_mb"] = (size / 1e6 for size in bundle_bytes(bare, widths, graph))
     own = _in_names_of(bare, full, widths)
     found["upload_mb"] = upload_bytes(full, own, choice.parts, choice.codec) / 1e6
     found["step_s"] = choice.batch * PASSES[choice.parts] / 3 * bare.products(widths) / profile.train_rate

@@ -20,6 +20,8 @@ from talaria.model.spec import ModelSpec
 from talaria.model.split import Split
 from talaria.planning.anatomy import Anatomy, Layer
 
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
 
 @lru_cache(maxsize=32)
 def anatomy(spec: ModelSpec) -> Anatomy:
@@ -38,7 +40,7 @@ def describe(model: Module, example: Tensor, layout: ChannelLayout, split: Split
     layers: list[Layer] = []
     handles = []
     for name, module in run.named_modules():
-        if isinstance(module, (*CONVS, nn.Linear)):
+        if isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)):
             key = _key(f"{name}.weight" if name else "weight", shapes, renamed)
             handles.append(module.register_forward_hook(_noting(layers, name, layout.axes.get(key))))
         elif type(module) in GATES or isinstance(module, nn.MultiheadAttention):
@@ -77,6 +79,10 @@ def _noting(layers: list[Layer], name: str, axes: tuple[Axis, ...] | None) -> An
             kind = "stem"
         else:
             kind = "pointwise" if kernel == 1 else "convolution"
+        if isinstance(module, TRANSPOSED):  # left whole: each position of what comes in meets all of its weights
+            dense, at = (weight.shape[1], weight.shape[0]), (positions[1], positions[1])
+            layers.append(Layer(name, "convolution", (), (), dense, kernel, at, True))
+            return
         out, into = axes[:2] if axes else ((), ())
         layers.append(Layer(name, kind, out, into, (weight.shape[0], weight.shape[1]), kernel, positions, linear))
 

@@ -1,12 +1,19 @@
+import math
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from talaria.model import pruning, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
-from talaria.planning.anatomy import FEATURES
+from talaria.model.widths import first_of
+from talaria.planning.anatomy import FEATURES, deployed_values
+from talaria.planning.latency_model import lively
 from talaria.planning.layer_stats import anatomy
+from talaria.planning.onnx_runtime import Graph, exporter
 
 SPECS = [
     ModelSpec("imu_cnn", (6, 100), 7),
@@ -80,3 +87,49 @@ def test_groups_are_found_again_under_their_adapted_names() -> None:
 def test_merged_adapters_cost_no_product() -> None:
     bare, full = anatomy(SPECS[0]), anatomy(SPECS[4])
     assert full.products(full.full()) == bare.products(bare.full())
+
+
+class Odd(nn.Module):
+    """Positions that no layer holds, a layer that is called three times, and a transposed convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv1d(6, 16, 3, padding=1)
+        self.places = nn.Parameter(torch.ones(16, 12))
+        self.again = nn.Conv1d(16, 16, 3, padding=1)
+        self.down, self.up = nn.Conv1d(16, 24, 1), nn.ConvTranspose1d(16, 4, 2, 2)
+        self.head = nn.Linear(28, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu() + self.places
+        for _ in range(3):
+            x = self.again(x).relu()
+        logits: Tensor = self.head(torch.cat((self.down(x).mean(-1), self.up(x).mean(-1)), 1))
+        return logits
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.one, self.head = nn.Embedding(500, 16), nn.Linear(16, 32), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.one(self.table(x).mean(1)).relu())
+        return logits
+
+
+@pytest.mark.parametrize(("net", "shape"), [(Odd, (6, 12)), (Words, (20,))], ids=["odd", "words"])
+def test_the_values_of_the_file_are_counted_once_each(net: type[nn.Module], shape: tuple[int, ...]) -> None:
+    spec = zoo.keep(net(), shape, 3)
+    parts = anatomy(spec)
+    for share in (1.0, 0.5):
+        widths = {group: max(1, int(share * size)) for group, size in parts.layout.sizes.items()}
+        small = pruning.compact(lively(zoo.build(spec)), first_of(parts.layout, widths))
+        held = Graph(exporter()(small, zoo.example(spec, 2)), parts).tensors.values()
+        assert deployed_values(parts, widths) == sum(math.prod(t.dims) for t in held if t.data_type == 1)
+
+
+def test_products_of_a_transposed_convolution_by_hand() -> None:
+    parts = anatomy(zoo.keep(Odd(), (6, 12), 3))
+    want = 12 * (6 * 16 * 3 + 3 * 16 * 16 * 3 + 16 * 24 + 16 * 4 * 2) + 28 * 3
+    assert parts.products(parts.full()) == pytest.approx(want)
