@@ -5,6 +5,7 @@ Needs no torch; :mod:`talaria.planning.latency_model` measures with it, and a de
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria import valid
 from talaria.errors import ConfigError, ModelError
 from talaria.planning.anatomy import FEATURES, Anatomy, Widths
 from talaria.tensors import Array
@@ -44,10 +46,13 @@ class Cost:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        if len(self.milliseconds) != len(FEATURES) or min(self.milliseconds) < 0 or not self.dense_ms > 0:
+        good = len(self.milliseconds) == len(FEATURES) and all(0 <= price < math.inf for price in self.milliseconds)
+        if not good or not 0 < self.dense_ms < math.inf:
             raise ConfigError(f"cost: need {len(FEATURES)} prices that are not negative and dense_ms above 0")
-        if not 0 <= self.noise < float("inf"):
-            raise ConfigError(f"cost: noise={self.noise} must be a number from 0")
+        for name in ("error", "noise", "seconds"):
+            valid.number("cost", name, getattr(self, name), "a number from 0", low=0)
+        for name in ("block", "graph_bytes", "probes"):
+            valid.whole("cost", name, getattr(self, name), 0 if name == "graph_bytes" else 1)
 
     @property
     def margin(self) -> float:

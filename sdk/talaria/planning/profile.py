@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from talaria import durable
+from talaria import durable, valid
 from talaria.errors import ConfigError, StateError
+from talaria.foreign import shown
 from talaria.planning import microbenchmarks, onnx_runtime
 
 VERSION = 1
+_LEAST = 1e-300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +51,19 @@ class Profile:
     """How long measuring took."""
 
     def __post_init__(self) -> None:
-        for name in ("cores", "memory_mb", "block", "train_rate", "matrix_rate", "bandwidth_mbs", "disk_mbs"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"profile: {name}={getattr(self, name)!r} must be above 0; measure the device again")
-        if self.watts is not None and not self.watts > 0:
-            raise ConfigError(f"profile: watts={self.watts!r} must be above 0")
+        again = "; measure the device again"
+        for name in ("cores", "block"):
+            valid.whole("profile", name, getattr(self, name), 1)
+        for name in ("memory_mb", "train_rate", "matrix_rate", "bandwidth_mbs", "disk_mbs"):
+            valid.number("profile", name, getattr(self, name), f"a finite number above 0{again}", low=_LEAST)
+        if not all(isinstance(text, str) for text in (self.machine, self.cpu, *self.simd)):
+            raise ConfigError(f"profile: machine, cpu and simd must be texts{again}")
+        if not isinstance(self.layers_ms, Mapping):
+            raise ConfigError(f"profile: layers_ms={shown(self.layers_ms)} must be a table{again}")
+        for name, took in {**self.layers_ms, "seconds": self.seconds}.items():
+            valid.number("profile", shown(name), took, f"a number from 0{again}", low=0)
+        if self.watts is not None:
+            valid.number("profile", "watts", self.watts, "a finite number above 0", low=_LEAST)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; :meth:`from_json` is the inverse."""

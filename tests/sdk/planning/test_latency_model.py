@@ -117,7 +117,16 @@ def test_measuring_here_gives_a_cost_that_orders_widths(exported: Callable[[Mode
 
 def test_damaged_figures_are_refused() -> None:
     good = Cost((0.1,) * len(FEATURES), 1.0, 0.01, 8, 1000, 15, 1.0).to_json()
-    for wrong in ({}, {"milliseconds": {}}, {**good, "dense_ms": 0.0}, {**good, "odd": 1}):
+    unpriced = {**good["milliseconds"], "fixed": float("nan")}
+    odd = {
+        "dense_ms": 0.0,
+        "odd": 1,
+        "milliseconds": unpriced,
+        "error": float("nan"),
+        "block": 8.5,
+        "graph_bytes": None,
+    }
+    for wrong in ({}, {"milliseconds": {}}, *({**good, name: value} for name, value in odd.items())):
         with pytest.raises(ConfigError, match="cost"):
             Cost.from_json(wrong)
 

@@ -4,6 +4,7 @@ import pwd
 import time
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,22 @@ from talaria.planning.profile import Profile
 def test_a_profile_survives_json(profile: Profile) -> None:
     full = replace(profile, simd=("avx2", "fma"), layers_ms={"linear": 0.01}, watts=5.0)
     assert Profile.from_json(json.loads(json.dumps(full.to_json()))) == full
-    for wrong in ({}, {**full.to_json(), "odd": 1}, {**full.to_json(), "cores": 0}, {**full.to_json(), "block": "8"}):
+    odd = {
+        "odd": 1,
+        "cores": 0,
+        "block": 8.5,
+        "train_rate": inf,
+        "seconds": "1",
+        "watts": inf,
+        "machine": None,
+        "simd": [1],
+    }
+    for wrong in ({}, *(full.to_json() | {name: value} for name, value in odd.items())):
         with pytest.raises(ConfigError, match="profile"):
             Profile.from_json(wrong)
+    for layers in (None, {"linear": "fast"}):
+        with pytest.raises(ConfigError, match="measure the device again"):
+            Profile.from_json({**full.to_json(), "layers_ms": layers})
 
 
 def test_this_machine_is_measured_once_and_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
