@@ -140,6 +140,7 @@ def export(
         executorch=executorch,
         keep_samples=keep_samples,
         signing_key=None if sign is None else _read(sign),
+        precision=inputs.precision_of(facts),
     )
     if pte is not None:
         from talaria_export.convert.executorch import export_pte

@@ -1,5 +1,6 @@
 import json
 import sys
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import talaria
 from talaria.errors import ConfigError, DataError, ModelError, StateError
 from talaria.model import masks, pruning, zoo
 from talaria.model.spec import ModelSpec
+from talaria.planning.plan import Plan
 from talaria.types import Samples
 from talaria_export import cli, open_bundle
 from talaria_export.build import build
@@ -276,6 +278,22 @@ def test_adapted_model_without_a_mask(app, tmp_path):
         "-o", tmp_path / "me.talaria", "--variants", "fp32",
     )  # fmt: skip
     assert "default fp32" in done.stdout
+
+
+def test_the_bundle_of_a_simulated_client_is_stored_as_its_plan_says(app, tmp_path):
+    y = np.tile([0, 1], 40)
+    x = np.random.default_rng(0).normal(size=(80, 6)) + 3 * y[:, None]
+    np.savez(tmp_path / "own.npz", x=x.astype(np.float32), y=y, client=np.repeat(["anna", "bela"], 40))
+    saved, plans = tmp_path / "run", {"anna": Plan(precision="fp16")}
+    talaria.simulate("fedper", f"npz:{tmp_path / 'own.npz'}", "mlp", rounds=1, plans=plans, save=saved)
+    for client, held in (("anna", ["models/fp16.onnx"]), ("bela", ["models/fp32.onnx"])):
+        out = tmp_path / f"{client}.talaria"
+        run(app, "export", "--run", saved, "--client", client, "-o", out, "--variants", "fp32,fp16")
+        with ZipFile(out) as file:
+            models = [name for name in file.namelist() if name.startswith("models/")]
+        assert models == held or (client, *models) == ("bela", *held, "models/fp16.onnx")  # the faster one beside it
+        plan = plans.get(client)
+        assert open_bundle(out).manifest["card"]["plan"] == (plan and plan.to_json())
 
 
 def test_the_model_of_a_simulated_client_is_exported_and_takes_what_was_recorded(app, tmp_path):

@@ -19,6 +19,7 @@ from talaria.model import compaction, masks, zoo
 from talaria.model.spec import ModelSpec
 from talaria.model.state import to_arrays
 from talaria.model.widths import first_of, widths_of
+from talaria.planning.plan import Plan
 from talaria.simulation import checkpoint
 from talaria.simulation.resume import resume
 from talaria.types import Samples
@@ -100,7 +101,7 @@ def load_run(folder: Path, client: str) -> OfRun:
     Raises :class:`~talaria.errors.ConfigError` for a client that it has not, and where its data or model was an object;
     :class:`~talaria.errors.StateError` for what is no run, or one that is not over.
     """
-    checkpoint.experiment(folder)
+    planned = checkpoint.experiment(folder).get("plans")
     if not (folder / checkpoint.RESULT).exists():
         raise StateError(f"{folder}: this run is not over; go on with it first: talaria simulate --resume {folder}")
     result = resume(folder)
@@ -114,6 +115,7 @@ def load_run(folder: Path, client: str) -> OfRun:
         "seed": run.seed,
         "model": run.spec.to_json(),
         "samples": samples,
+        "plan": planned.get(client) if isinstance(planned, dict) else None,
     }
     return OfRun(
         model,
@@ -123,6 +125,12 @@ def load_run(folder: Path, client: str) -> OfRun:
         {"task": run.task, "labels": list(data.labels), "card": card},
         _scaled_by(data.meta),
     )
+
+
+def precision_of(facts: Mapping[str, Any]) -> str:
+    """How the plan by which the model was learned, where there is one, has its bundle stored."""
+    plan = facts["card"].get("plan") if "card" in facts else None
+    return "fp32" if plan is None else Plan.from_json(plan).precision
 
 
 def _scaled_by(meta: Mapping[str, Any]) -> tuple[object, object] | None:
