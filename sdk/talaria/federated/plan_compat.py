@@ -85,7 +85,7 @@ def require_model(spec: ModelSpec, plan: Plan) -> None:
     ``spec``. Initial weights (seed, pretrained) may differ."""
     if plan.model is not None:
         meant = ModelSpec.from_json(plan.model)
-        names = ("name", "input_shape", "classes", "adapters")
+        names = ("name", "input_shape", "classes", "adapters", "options")
         odd = [(n, getattr(meant, n), getattr(spec, n)) for n in names if getattr(meant, n) != getattr(spec, n)]
     elif plan.adapter is not None:
         own = None if spec.adapters is None else (spec.adapters.kind, spec.adapters.rank)

@@ -247,7 +247,8 @@ class _Search:
         if whole:
             reasons["whole"] = whole
         if found.steps is not None:
-            reasons["steps"] = f"as many as fit into the training budget at {found.values['step_s']:.3g} s a step"
+            each = f"{found.values['step_s']:.3g} s a step"
+            reasons["steps"] = f"{found.steps}, as many as fit into the training budget at {each}"
         return Plan(
             widths=cut,
             reasons=reasons,

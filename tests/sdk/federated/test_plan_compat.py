@@ -90,6 +90,10 @@ def test_each_device_sends_by_its_own_codec_where_that_is_smaller() -> None:
         (Plan(adapter="lowrank", rank=4), r"adapters is \('lowrank', 4\), the run's is None"),
         (Plan(model=replace(SPEC, classes=4).to_json()), "classes is 4, the run's is 3"),
         (Plan(model=replace(SPEC, name="mlp").to_json()), "name is mlp, the run's is imu_cnn"),
+        (
+            Plan(model=replace(SPEC, options={"width": 9}).to_json()),
+            r"options is \(\('width', 9\),\), the run's is \(\)",
+        ),
         (Plan(trained=("head",)), r"only head may train and travel.*talaria algorithms"),
         (Plan(model={"name": "x"}), "fields missing"),
     ],
