@@ -401,9 +401,9 @@ def test_a_run_that_cannot_be_private_is_refused_before_it_begins(more: dict[str
     [({"bits": 16}, 600, "use bits=32"), ({"clip": 1.0}, 1025, "asks 1025 devices, and may ask 1024; lower fraction")],
 )
 def test_more_devices_than_one_sum_takes_are_refused(asked: dict[str, object], devices: int, why: str) -> None:
-    require_cohort(private(MaskedMean(), Privacy.of(asked)), 400)
+    require_cohort(Privacy.of(asked), 400)
     with pytest.raises(ConfigError, match=why):
-        require_cohort(private(MaskedMean(), Privacy.of(asked)), devices)
+        require_cohort(Privacy.of(asked), devices)
 
 
 def test_clipping_is_over_all_that_travels() -> None:

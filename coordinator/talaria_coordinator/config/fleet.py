@@ -248,9 +248,9 @@ class FleetConfig:
             require_secure(self.privacy, self.run, self.identity is not None, self.expected, self.over)
             if not self.grows:
                 require_asked(self.privacy, self.run, self.expected)
-            hidden = private_rule(self.run, rule, self.privacy.rule, 0)
-            if hidden is not None and not self.grows:
-                require_cohort(hidden, needed(self.run, self.expected))
+            private_rule(self.run, rule, self.privacy.rule, 0)
+            if not self.grows:
+                require_cohort(self.privacy.rule, needed(self.run, self.expected))
         private, tried = self.privacy is not None, self.canary is not None
         require_gateways(self.gateways, self.members, self.run, rule, private=private, tried=tried)
 

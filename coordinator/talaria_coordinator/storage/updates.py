@@ -127,7 +127,7 @@ class Updates:
     def leave_out(self, fleet: str, attempt: int, device: str, reason: str) -> None:
         """An update that was stored will not count after all; one that is not stored stays as it is."""
         with self._database.writing(fleet) as tx:
-            entry = _stored(fleet, attempt, device)
+            entry = _stored(fleet, attempt, [device])
             values = {"status": "rejected", "reason": storable(reason), "changed": time.time()}
             if tx.execute(update(UPDATES).where(entry).values(**values)).rowcount:
                 append(tx, "update-left-out", {"reason": reason}, fleet=fleet, attempt=attempt, device=device)
@@ -217,7 +217,7 @@ def mark_counted(tx: Connection, fleet: str, attempt: int, pairs: Sequence[tuple
         names = [device for number, device in pairs if number == made]
         for start in range(0, len(names), NAMED):
             some = names[start : start + NAMED]
-            mine = of_attempt(UPDATES, fleet, made) & UPDATES.c.device.in_(some) & (UPDATES.c.status == "stored")
+            mine = _stored(fleet, made, some)
             stored = set(tx.scalars(select(UPDATES.c.device).where(mine)))
             for device in some:
                 if device not in stored:
@@ -229,5 +229,5 @@ def mark_counted(tx: Connection, fleet: str, attempt: int, pairs: Sequence[tuple
             tx.execute(update(UPDATES).where(mine).values(status="counted", changed=now))
 
 
-def _stored(fleet: str, attempt: int, device: str) -> Any:
-    return of_attempt(UPDATES, fleet, attempt) & (UPDATES.c.device == device) & (UPDATES.c.status == "stored")
+def _stored(fleet: str, attempt: int, devices: Sequence[str]) -> Any:
+    return of_attempt(UPDATES, fleet, attempt) & UPDATES.c.device.in_(devices) & (UPDATES.c.status == "stored")

@@ -11,7 +11,7 @@ from talaria.federated.run import Run
 from talaria.privacy.accounting import noise_for
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.fixed_point import Grid
-from talaria.privacy.rule import Privacy, inner_of, private, threshold_of
+from talaria.privacy.rule import Privacy, private, threshold_of
 from talaria.privacy.terms import MOST_DEVICES
 
 
@@ -58,11 +58,9 @@ def private_rule(run: Run, rule: Aggregator | None, privacy: Privacy | None, see
     return rule if privacy is None else private(rounds.rule_of(run, rule), privacy, seed)
 
 
-def require_cohort(rule: Aggregator, devices: int) -> None:
-    """Raise :class:`ConfigError` where no round that asks so many ``devices`` could be opened by ``rule``, a private
-    one, whoever stays."""
-    asked = inner_of(rule).privacy
-    threshold, holders = threshold_of(asked, devices), asked.holders or 0
+def require_cohort(privacy: Privacy, devices: int) -> None:
+    """Raise :class:`ConfigError` where no round that asks so many ``devices`` could be opened, whoever stays."""
+    threshold, holders = threshold_of(privacy, devices), privacy.holders or 0
     if devices > MOST_DEVICES:
         raise ConfigError(f"privacy: a round asks {devices} devices, and may ask {MOST_DEVICES}; lower fraction")
     if holders > devices:
@@ -70,12 +68,12 @@ def require_cohort(rule: Aggregator, devices: int) -> None:
             f"privacy: holders={holders} must hold a coordinate, and a round asks {devices} devices, so that none "
             "would open; lower it"
         )
-    if asked.secure and 2 * threshold <= devices:
+    if privacy.secure and 2 * threshold <= devices:
         raise ConfigError(
             f"privacy: threshold={threshold} must be more than half of the {devices} devices that a round asks; raise "
             "it, or leave it out"
         )
-    Grid(asked.bits, devices)
+    Grid(privacy.bits, devices)
 
 
 def coordinates_of(run: Run) -> Coordinates:

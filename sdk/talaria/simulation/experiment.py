@@ -366,9 +366,9 @@ def prepare(
     found_engine = Pick(engine, "") if engine != AUTO else pick(run, found.clients, own)
     require_engine(run, found_engine.engine)
     kept = settled(run, privacy, list(found.clients), over)
-    hidden = private_rule(run, rule, kept, run.seed)
-    if kept is not None and hidden is not None:
-        require_cohort(hidden, needed(run, len(found.clients)))
+    private_rule(run, rule, kept, run.seed)
+    if kept is not None:
+        require_cohort(kept, needed(run, len(found.clients)))
     text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
     of_here = zoo.GROUP.is_kept(run.spec.name) or algorithms.GROUP.is_kept(run.algorithm)
     return Experiment(
