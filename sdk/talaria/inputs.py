@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ Parts = Mapping[str, tuple[int, ...]]
 """The shape of each input by its name, without N, in the order of names."""
 MOST = 64
 """Inputs of one model, at most."""
+narrowing = partial(np.errstate, over="ignore", under="ignore")
+"""``with narrowing():`` numbers become float32. What it cannot hold is infinite, which whoever learns or infers from it
+refuses; what is too small for it is 0."""
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,39}")
 _TAKEN = ("train", "val", "test", "unlabelled")
 
@@ -100,7 +104,7 @@ def joined(arrays: Mapping[str, Any], where: str = "x") -> tuple[Array, dict[str
     rows = {name: len(array) for name, array in found.items()}
     if len(set(rows.values())) > 1:
         raise DataError(f"{where}: its inputs have {shown(rows)} samples; give as many of each")
-    with np.errstate(over="ignore", under="ignore"):
+    with narrowing():
         flat = [found[name].reshape(rows[name], math.prod(parts[name])).astype(np.float32) for name in parts]
     return np.concatenate(flat, 1), parts
 

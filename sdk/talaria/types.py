@@ -86,7 +86,7 @@ def inputs_of(x: Any, name: str) -> Array:
     """Inputs float32 (N, ...) of tensors, numpy arrays, lists, or a dict of several named ones. Raises
     :class:`DataError`, beginning with ``name``, for what is no array of numbers."""
     values = inputs.joined(x, name)[0] if isinstance(x, Mapping) else inputs.array_of(x, name)
-    with np.errstate(over="ignore", under="ignore"):
+    with inputs.narrowing():
         return np.array(values, np.float32, order="C")
 
 

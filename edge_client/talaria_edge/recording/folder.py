@@ -325,7 +325,7 @@ def _window(x: Any) -> Array:
     values = inputs.array_of(x, "record: x")
     if not values.size or not values.ndim:
         raise DataError(f"record: x has shape {values.shape}; give one window, an array of numbers")
-    with np.errstate(over="ignore", under="ignore"):
+    with inputs.narrowing():
         if not np.isfinite(values.astype(np.float32)).all():
             raise DataError("record: x holds NaN, infinity or a value beyond float32; drop or repair that window")
     return values

@@ -136,7 +136,7 @@ def inputs_of(steps: Preprocessing, x: Any) -> Array:
     Raises :class:`~talaria.errors.DataError` on another shape, on a type that is not numeric, on NaN and infinity.
     """
     given = inputs.array_of(x, "x")
-    with np.errstate(over="ignore", under="ignore"):  # what float32 cannot hold is infinite, and refused below
+    with inputs.narrowing():
         array = np.ascontiguousarray(given, dtype=np.float32)
     if steps.stride is not None:
         size, channels = steps.shape[1], steps.shape[0]
