@@ -30,6 +30,7 @@ from talaria.wire import codec
 from talaria.wire.messages import MAX_TRANSFER
 from talaria.wire.partial_sums import Bounds, decode_partial_sum, encode_partial_sum, is_partial_sum
 from talaria_coordinator.config.gateways import MOST
+from talaria_coordinator.config.privacy import LEAST
 from talaria_coordinator.fleet import blueprints
 from talaria_coordinator.fleet.culprits import culprits
 from talaria_coordinator.fleet.secure import Secure
@@ -388,7 +389,7 @@ class Learning:
     def least(self) -> int:
         """The fewest updates that the rule folds."""
         asked = self.privacy
-        private = 1 if asked is None else max(3, asked.threshold or 0, asked.holders or 0)
+        private = 1 if asked is None else max(LEAST, asked.threshold or 0, asked.holders or 0)
         return max(private, least_of(self.run, aggregator_of(self.run, self.rule, self.buffering)))
 
     def _updates(self, counted: Sequence[Counted], shared: Tensors) -> Iterator[Update]:
