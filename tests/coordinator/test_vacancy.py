@@ -2,7 +2,9 @@
 
 import asyncio
 
+import paho.mqtt.client as paho
 import pytest
+from paho.mqtt.enums import CallbackAPIVersion
 
 from talaria.errors import StateError
 from talaria.wire import messages as m
@@ -40,3 +42,33 @@ def test_a_coordinator_that_looking_puts_out_is_left_alone_where_it_comes_back(t
             assert await vacancy.look(link, "watch", None, known=EPOCH - 1) == EPOCH  # it is gone
 
         asyncio.run(story())
+
+
+def test_a_link_that_breaks_once_while_a_fleet_is_looked_at_is_no_other_coordinator(tmp_path, monkeypatch):
+    """A coordinator restored from a backup told of another one, and ended, where its broker was restarted meanwhile."""
+    monkeypatch.setattr(vacancy, "ANSWER_S", 2.0)
+    with open_broker("mosquitto", state=tmp_path) as broker:
+
+        def link(will):
+            return Mqtt(broker.url, "watch.coordinator", ("fl/1/watch/#",), will=will)
+
+        async def story():
+            listener = Mqtt(broker.url, "listener", (TOPIC,))
+            await listener.start()
+            await listener.publish(TOPIC, birth(True), retain=True)
+            await said(listener, birth(True))
+            looks = asyncio.create_task(vacancy.look(link, "watch", None, known=EPOCH - 1))
+            await said(listener, birth(False))  # that coordinator is asked whether it lives
+            breaks = paho.Client(CallbackAPIVersion.VERSION2, "watch.coordinator")  # the broker ends who has this name
+            breaks.connect("127.0.0.1", int(broker.url.rpartition(":")[2]))
+            breaks.loop(0.1)
+            breaks.disconnect()
+            assert await looks == EPOCH
+            await listener.close()
+
+        asyncio.run(story())
+
+
+async def said(listener, payload):
+    while getattr(await listener.receive(), "payload", b"") != payload:
+        pass

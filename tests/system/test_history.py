@@ -52,6 +52,13 @@ def test_a_fleet_whose_settings_name_its_first_run_still_starts_after_many_other
     assert sum(" ordered verb=next" in line for line in found.last) == 5
 
 
+@pytest.mark.parametrize("seed", [7100029, 7100081, 7100296])
+def test_a_fleet_whose_coordinator_is_restored_keeps_its_promises_whatever_comes_then(seed):
+    """Its link breaks while it looks whether another one serves; or another one does, on what was its database; or an
+    order waits until it has begun."""
+    kept(live(draw(seed)))
+
+
 def test_members_a_called_off_run_and_a_restore_in_one_story_lose_nothing():
     story = (
         fault(8.0, "join", "dora"),

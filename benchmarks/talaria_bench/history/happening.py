@@ -72,12 +72,19 @@ def _to(world: World, machine: Machine, fault: Fault) -> None:
             kill(world, machine, fault.seconds)
             machine.between.append(lambda: replace_disk(world, machine, fault.kind))
         case "lost-state":
-            kill(world, machine, fault.seconds)
+            _end_both(world, machine, fault.seconds)
             machine.between.append(lambda: record.begin_anew(world))
         case "restore":
             if world.backups:
-                kill(world, machine, fault.seconds)
+                _end_both(world, machine, fault.seconds)
                 machine.between.append(lambda: record.restore_backup(world, -1 if fault.how == "last" else 0))
+
+
+def _end_both(world: World, machine: Machine, back: float) -> None:
+    """A second coordinator on this one's database ends with that."""
+    if world.second is not None:
+        kill(world, world.second, 0.0)
+    kill(world, machine, back)
 
 
 def _rubbish(world: World, name: str, random: Random) -> None:

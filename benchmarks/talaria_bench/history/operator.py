@@ -18,6 +18,7 @@ from talaria_bench.history.record import read_fleet
 from talaria_bench.history.world import BOUND_S, FLEET, World
 from talaria_coordinator.fleet.life import carry_out
 from talaria_coordinator.fleet.operator_commands import Order
+from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.server.open_state import held, open_blobs
 
 MANY = 1_000_000
@@ -52,7 +53,7 @@ async def set_going(world: World) -> None:
             await _insist(world, Order("resume"))
         elif fleet is not None and Run.from_json(fleet.run).rounds < MANY:
             await _insist(world, Order("extend", rounds=MANY))
-        elif fleet is not None:
+        elif fleet is not None and _taken(world):
             return
         await asyncio.sleep(1.0)
     if world.broken is None:
@@ -93,12 +94,22 @@ async def _insist(world: World, order: Order) -> bool:
     return False
 
 
+def _serving(world: World) -> Service | None:
+    machine, second = world.machines[COORDINATOR], world.second
+    return second.service if machine.retired and second is not None else machine.service
+
+
+def _taken(world: World) -> bool:
+    """Whether the last order is not one that the coordinator takes only once it has begun."""
+    return world.ordered is None or world.ordered[0] is not _serving(world) or world.ordered[1].answer.done()
+
+
 async def _give(world: World, order: Order) -> str:
     """To the coordinator that serves; where none does, and its machine is on, to the store."""
-    machine, second = world.machines[COORDINATOR], world.second
-    serving = second.service if machine.retired and second is not None else machine.service
+    machine, serving = world.machines[COORDINATOR], _serving(world)
     if serving is not None:
         await serving.order(order)
+        world.ordered = serving, order
         for _ in range(100):
             if order.answer.done():
                 return order.answer.result()

@@ -20,6 +20,7 @@ from talaria_bench.history.faults import COORDINATOR, Fault, Plan
 from talaria_bench.history.promises import BrokenError, Promises, Record
 from talaria_bench.history.virtual import VirtualLoop
 from talaria_coordinator.config.fleet import Canary, FleetConfig
+from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.storage.store import Store
 
@@ -92,6 +93,8 @@ class World:
         self.machines: dict[str, Machine] = {}
         self.second: Machine | None = None
         """A coordinator that was started by mistake."""
+        self.ordered: tuple[Service, Order] | None = None
+        """The last order, and who was to take it."""
         names = (COORDINATOR, *plan.devices)
         self.keys = {name: hashlib.sha256(f"{plan.seed}/key/{name}".encode()).digest() for name in names}
         self.enrolments = 0

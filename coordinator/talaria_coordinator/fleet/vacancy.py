@@ -3,7 +3,8 @@
 The last coordinator left its birth with the broker. One that this store knows of was its own: whoever starts last has
 the fleet. Any other is a stranger to this store, which is new, or restored from a backup, or another folder by mistake.
 Whether that one lives is asked then: a coordinator that hears itself called away says that it is there; and where a
-broker knows both by one name, looking has put it out, and it puts this connection out as soon as it comes back.
+broker knows both by one name, looking has put it out, and it puts this connection out as soon as it comes back, again
+and again.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from talaria.errors import StateError, WireError
+from talaria.errors import StateError, TransportError, WireError
 from talaria.protocol.actions import Fenced
 from talaria.wire import messages as m
 from talaria.wire.frames import Header, decode_frame, encode_frame, signed_by
-from talaria.wire.mqtt import Arrival, Incoming, LinkDown, Transport, Will
+from talaria.wire.mqtt import Arrival, LinkDown, Transport, Will
 from talaria.wire.signing import Signer
 from talaria.wire.topics import Topic
 from talaria.wire.validity import day_of
@@ -41,6 +42,20 @@ async def look(connect: Connect, fleet: str, signer: Signer | None, known: int) 
     Raises :class:`~talaria.errors.StateError` where another coordinator serves it, and
     :class:`~talaria.errors.TransportError` where the broker does not answer.
     """
+    epoch, lives = await _looked(connect, fleet, signer, known)
+    if lives is None:  # another one breaks each link of ours, a broker that begins anew breaks one
+        epoch, lives = await _looked(connect, fleet, signer, known)
+    if lives is not False:
+        raise StateError(
+            f"fleet {fleet!r}: another coordinator serves it (of epoch {epoch}; the last one of this store is "
+            f"{known or 'none'}). Leave that one alone; or stop it first, where this store is to go on instead"
+        )
+    return epoch
+
+
+async def _looked(connect: Connect, fleet: str, signer: Signer | None, known: int) -> tuple[int, bool | None]:
+    """The newest epoch that the broker tells of (0: none), and whether its coordinator lives, where this store does not
+    know it; None where the link broke before it could answer."""
     topic = str(Topic(fleet, "co/state"))
     link = connect(lambda: Will(topic, b"", retain=False))
     await link.start()
@@ -49,26 +64,22 @@ async def look(connect: Connect, fleet: str, signer: Signer | None, known: int) 
         await link.publish(topic, b"")
         left = await _first(link, topic, LOOK_S, lambda item: _birth(item, fleet, signer))
         if left is None:
-            return 0
+            return 0, False
         epoch, birth = left
         if epoch == known:
-            return epoch
+            return epoch, False
         if birth.online:
             away = Header(birth.TYPE, fleet, boot=epoch)
             await link.publish(topic, encode_frame(away, m.encode_message(replace(birth, online=False)), signer))
 
-        def lives(item: Incoming) -> bool | None:
-            if isinstance(item, LinkDown):
-                return True
-            said = None if isinstance(item, Arrival) and item.retained else _birth(item, fleet, signer)
+        def answer(item: Arrival) -> bool | None:
+            said = None if item.retained else _birth(item, fleet, signer)
             return True if said is not None and said[1].online else None
 
-        if await _first(link, "", ANSWER_S, lives):
-            raise StateError(
-                f"fleet {fleet!r}: another coordinator serves it (of epoch {epoch}; the last one of this store is "
-                f"{known or 'none'}). Leave that one alone; or stop it first, where this store is to go on instead"
-            )
-        return epoch
+        try:
+            return epoch, await _first(link, "", ANSWER_S, answer) is not None
+        except TransportError:
+            return epoch, None
     finally:
         await link.close()
 
@@ -86,9 +97,9 @@ def older(found: int, known: int) -> str:
     )
 
 
-async def _first(link: Transport, marker: str, seconds: float, read: Callable[[Incoming], T | None]) -> T | None:
-    """What ``read`` makes of the first item that it knows; None after so many seconds, or once an empty message came
-    back on the topic ``marker``."""
+async def _first(link: Transport, marker: str, seconds: float, read: Callable[[Arrival], T | None]) -> T | None:
+    """What ``read`` makes of the first message that it knows; None after so many seconds, or once an empty message came
+    back on the topic ``marker``. Raises :class:`~talaria.errors.TransportError` where the link breaks."""
     end = asyncio.get_running_loop().time() + seconds
     while True:
         try:
@@ -96,15 +107,19 @@ async def _first(link: Transport, marker: str, seconds: float, read: Callable[[I
                 item = await link.receive()
         except TimeoutError:
             return None
-        if isinstance(item, Arrival) and item.topic == marker and not item.payload:
+        if isinstance(item, LinkDown):
+            raise TransportError(f"the link broke while the broker was asked who serves the fleet: {item.reason}")
+        if not isinstance(item, Arrival):
+            continue
+        if item.topic == marker and not item.payload:
             end = min(end, asyncio.get_running_loop().time() + GRACE_S)
         elif (found := read(item)) is not None:
             return found
 
 
-def _birth(item: Incoming, fleet: str, signer: Signer | None) -> tuple[int, m.CoordinatorBirth] | None:
+def _birth(item: Arrival, fleet: str, signer: Signer | None) -> tuple[int, m.CoordinatorBirth] | None:
     """The epoch and words of a coordinator of this fleet; None for anything else."""
-    if not isinstance(item, Arrival) or item.topic != str(Topic(fleet, "co/state")) or not item.payload:
+    if item.topic != str(Topic(fleet, "co/state")) or not item.payload:
         return None
     try:
         frame = decode_frame(item.payload)
