@@ -350,6 +350,7 @@ class _AmqttThread(threading.Thread):
 
     def stop(self) -> None:
         """Shut the broker down and wait for the thread."""
-        if self._loop and self._leave and self.is_alive():
-            self._loop.call_soon_threadsafe(self._leave.set)
+        if self._loop and self._leave:
+            with suppress(RuntimeError):  # its event loop has ended meanwhile, or before
+                self._loop.call_soon_threadsafe(self._leave.set)
         self.join(STOP_SECONDS)

@@ -643,6 +643,54 @@ def test_a_coordinator_that_lost_its_last_seconds_loses_no_stored_update(world):
     assert {repr(c) for c in w.closed} == {repr(w.closed[0])}
 
 
+def test_whenever_the_coordinator_last_saved_what_the_store_holds_counts_once_and_takes_no_place(world):
+    """What waited at that save was received once more, and counted twice."""
+
+    def three_of_four(saves):
+        w = world(4, QUIET, max_open=1)
+        slow, real = [], w.work
+        w.work = lambda *job: real(*job) if job[0] != "dev-3" else slow.append(job)
+        w.begin()
+        w.open(1)
+        while sum(m.phase == "stored" for m in w.state.attempts[1].cohort.values()) < 3:
+            if not w.hub.pump(1):
+                w.run(0.5)
+            if w.disk.state not in saves:
+                saves.append(w.disk.state)
+        w.crash_coordinator()
+        return w, real, slow
+
+    saves = []
+    three_of_four(saves)
+    for save in saves[saves.index(next(s for s in saves if CoordinatorState.load(s).attempts)) :]:
+        w, real, slow = three_of_four([])
+        w.disk.state = save
+        w.start_coordinator()
+        assert (w.state.waiting, w.state.offers, w.state.uploads) == ([], {}, {})
+        for job in slow:
+            real(*job)
+        w.run(20)
+        assert counted(w.closed[0]) == digests(w, 1)
+
+
+def test_an_update_that_came_in_the_place_of_another_leaves_that_ones_place_to_others(world):
+    """Where the coordinator had saved the other one last, its place was taken for good, and the round did not end."""
+    w = world(2, QUIET, max_open=1)
+    w.begin()
+    w.open(1)
+    while not w.state.uploads:
+        w.hub.pump(1) or w.run(0.5)
+    ((first, _),) = w.state.uploads
+    saved = w.state.dump()
+    w.crash_coordinator()
+    w.disk.updates[1, first] = b"another update of the same device, which it made after a reboot"
+    w.disk.state = saved
+    w.start_coordinator()
+    assert not w.state.uploads
+    w.run(20)
+    assert {c.device for c in w.closed[0].counted} == set(w.names)
+
+
 def test_a_device_that_reboots_in_training_is_told_to_train_again(world):
     w = world(1, QUIET)
     w.work = lambda *_: None

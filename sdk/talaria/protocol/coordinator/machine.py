@@ -147,6 +147,7 @@ class CoordinatorMachine:
                 member.asked, member.sought = -1e18, None
                 member.boot = 0  # it may have done the round again since, where this record is an older one
                 if (attempt.number, device) in event.stored and member.phase in LIVE and uploads.countable(t, attempt):
+                    uploads.withdraw(t, attempt.number, device, member.xfer)  # whichever it was when this was saved
                     member.sha256 = event.stored[attempt.number, device]
                     member.xfer = transfer_of(member.sha256)
                     member.base_version = attempt.version

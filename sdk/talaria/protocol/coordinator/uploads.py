@@ -363,13 +363,18 @@ def _forget(t: Turn, device: str, xfer: str) -> None:
         t.act(a.Discard(device, xfer))
 
 
+def withdraw(t: Turn, number: int, device: str, xfer: str) -> None:
+    """Nothing more of what this device offered for the round is received."""
+    if (number, device) in t.state.offers:
+        del t.state.offers[number, device]
+        t.state.waiting.remove((number, device))
+    _forget(t, device, xfer)
+
+
 def drop(t: Turn, attempt: Attempt, device: str, phase: str, reason: str = "") -> None:
     """End a member's part in this round without counting it."""
     member = attempt.cohort[device]
-    if (attempt.number, device) in t.state.offers:
-        del t.state.offers[attempt.number, device]
-        t.state.waiting.remove((attempt.number, device))
-    _forget(t, device, member.xfer)
+    withdraw(t, attempt.number, device, member.xfer)
     member.phase, member.reason = phase, reason[: m.MAX_TEXT]
     t.act(a.Progressed(device, attempt.number, phase, reason=member.reason))
 
