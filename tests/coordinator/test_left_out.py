@@ -25,10 +25,9 @@ RUN = Run(spec=ModelSpec("imu_cnn", (3, 16), 3), algorithm="fedavg", rounds=2)
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=(n - 1) // 2)))
-)
-def test_a_minority_that_spoils_is_found_wherever_it_sorts(case):
+@given(st.integers(2, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=n // 2))))
+def test_who_spoils_is_found_wherever_it_sorts_up_to_one_half(case):
+    """Of two devices nobody was named: one of them could hold a trial up for good."""
     count, bad = case
     items = list(range(count))
     assert set(culprits(items, lambda kept: not bad & set(kept))) == bad

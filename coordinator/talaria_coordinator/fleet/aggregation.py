@@ -223,7 +223,7 @@ class Learning:
         """The global model and server state after these updates, one of them in memory at a time.
 
         An update that is damaged by now, or cannot be folded, is left out, and said to be. Where none does not fit by
-        itself, but they do not fold together, a minority without which the others do is found by leaving out. Raises
+        itself, but they do not fold together, those few without whom the others do are found by leaving out. Raises
         :class:`NothingLeft` where too few stay.
         """
         if why := self.unaffordable(fleet, [entry.device for entry in counted]):

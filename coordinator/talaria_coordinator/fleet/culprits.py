@@ -13,7 +13,8 @@ def culprits(items: Sequence[T], works: Callable[[Sequence[T]], bool]) -> tuple[
 
     All are suspects at first, and come back in halves, quarters, and one by one, as long as it works. Who is taken
     back first decides between two that do not go together: so both orders are tried, and the smaller set is named,
-    where it is a minority and there is no other of its size. ``works`` is asked of items in the order that they have,
+    where it is a minority and there is no other of its size, or one half, which fails alone where the other does not.
+    ``works`` is asked of items in the order that they have,
     and must be true of nothing; one culprit is found by a few times as many questions as halvings.
     """
 
@@ -22,8 +23,9 @@ def culprits(items: Sequence[T], works: Callable[[Sequence[T]], bool]) -> tuple[
 
     places = range(len(items))
     found = sorted((sorted(_without(order, together)) for order in (places, places[::-1])), key=len)
-    agreed = found[0] == found[1] or len(found[0]) < len(found[1])
-    return tuple(items[place] for place in found[0]) if agreed and 0 < 2 * len(found[0]) < len(items) else ()
+    few = found[0] if found[0] == found[1] or len(found[0]) < len(found[1]) else []
+    half = 2 * len(few) == len(items) and not together(few)
+    return tuple(items[place] for place in few) if half or 2 * len(few) < len(items) else ()
 
 
 def _without(places: Sequence[int], works: Callable[[Sequence[int]], bool]) -> list[int]:
