@@ -132,6 +132,8 @@ def start_second(world: World, wrong: bool) -> None:
     first = world.machines[COORDINATOR]
     if first.task is None or first.task.done() or first.retired:
         return
+    if wrong and (first.service is None or not first.service.begun):
+        return  # where no model is stored yet, no blobs are wrong ones
     config = world.config()
     machine = Machine("second", first.disk, first.random)
     blobs = FolderBlobs(config.state / ("other-blobs" if wrong else "blobs"))
