@@ -12,9 +12,8 @@ import { opened } from "./kit.mjs";
 import { Learner, runOf } from "./learner.mjs";
 import { Machine, newState } from "./machine.mjs";
 import { Store } from "./store.mjs";
-import { describe, sha256, signerOf, topicsOf } from "./wire.mjs";
+import { chunkWithin, describe, sha256, signerOf, topicsOf } from "./wire.mjs";
 
-const ROOM = 1280; // bytes of a message beside what it carries
 const FAREWELL_S = 30;
 const UNANSWERED_S = 60;
 const [SHORTEST_S, LONGEST_S, STEADY] = [1, 60, 8];
@@ -128,7 +127,7 @@ class Device {
       password: secret && fs.readFileSync(secret, "utf8").trim(),
       will: { topic: this.topics.state, payload: this.machine.connecting(), qos: 1, retain: true },
       minVersion: "TLSv1.2",
-      ...this.tls,
+      ...(username === undefined && this.tls), // a broker that asks for a name has a certificate of others
     });
     this.#client = client;
     this.#flying.clear();
@@ -409,8 +408,12 @@ class Device {
     if (job.attempt !== attempt || !job.digest.equals(digest)) return; // another round began meanwhile
     this.bytes = update;
     this.tell("trained", { attempt, update_bytes: update.length });
-    const chunk = Math.min(this.machine.state.chunk, this.#largest - ROOM);
-    this.machine.updateReady(attempt, describe(update, chunk));
+    try {
+      this.machine.updateReady(attempt, describe(update, chunkWithin(this.#largest, this.machine.state.chunk)));
+    } catch (problem) {
+      this.tell("error", { attempt, error: problem.message });
+      this.machine.decline(attempt, problem.message);
+    }
   }
 
   #finishIfOver() {

@@ -10,7 +10,20 @@ import { sha256 } from "./wire.mjs";
 /** Algorithms whose devices train everything at once, send the shared names and keep the rest. */
 const ALGORITHMS = ["fedavg", "fedper", "lg_fedavg"];
 const FIELDS = ["spec", "algorithm", "hparams", "recipe", "rounds", "seed", "buffers", "fraction", "codec", "download", "asynchronous", "follows"];
-const RECIPE = ["epochs", "batch", "lr", "momentum", "weight_decay", "smoothing", "steps", "most_steps", "accumulate", "augment"];
+const whole = (low) => (value) => Number.isInteger(value) && value >= low;
+const orNone = (good) => (value) => value === null || good(value);
+const RECIPE = {
+  epochs: whole(0),
+  batch: whole(1),
+  lr: Number.isFinite,
+  momentum: Number.isFinite,
+  weight_decay: Number.isFinite,
+  smoothing: Number.isFinite,
+  steps: orNone(whole(0)),
+  most_steps: orNone(whole(1)),
+  accumulate: (value) => value === 1,
+  augment: (value) => Object.hasOwn(AUGMENTATIONS, value),
+};
 const RESERVED = /^(mask|stats|frozen)\//;
 const LEFT = "left/";
 const LARGEST = 1e6;
@@ -21,14 +34,14 @@ export function runOf(spec) {
   const run = JSON.parse(spec.toString().replace(/([:[,])(\d{16,})(?=[,}\]])/g, '$1"$2"'));
   const odd = [
     ...Object.keys(run).filter((name) => !FIELDS.includes(name)),
-    ...Object.keys(run.recipe ?? {}).filter((name) => !RECIPE.includes(name)),
+    ...Object.keys(run.recipe ?? {}).filter((name) => !Object.hasOwn(RECIPE, name)),
   ];
   if (odd.length) throw new Error(`the run has ${odd.join(", ").slice(0, 100)}, which this device does not know`);
   if (!ALGORITHMS.includes(run.algorithm)) throw new Error(`algorithm ${run.algorithm} cannot be learned here; use ${ALGORITHMS}`);
   if (!CODECS.includes(run.codec)) throw new Error(`codec ${run.codec} is not spoken here; use ${CODECS}`);
-  const known = Object.keys(AUGMENTATIONS);
-  if (!known.includes(run.recipe.augment)) throw new Error(`augment ${run.recipe.augment} is not known here; use ${known}`);
-  if (run.recipe.accumulate !== 1) throw new Error("accumulate is not known here; use 1");
+  for (const [name, good] of Object.entries(RECIPE))
+    if (!good(run.recipe?.[name])) throw new Error(`recipe: ${name}=${JSON.stringify(run.recipe?.[name])?.slice(0, 40)} is not known here`);
+  if (!whole(1)(run.rounds)) throw new Error(`rounds=${JSON.stringify(run.rounds)?.slice(0, 40)} is not known here`);
   // Which run it is, however many rounds it goes on for: the canonical text without them.
   const lasting = spec.toString().replace(/,"rounds":\d+,"seed":/, ',"seed":');
   return { ...run, digest: sha256(Buffer.from(`talaria-run-2 ${lasting}`)).toString("hex") };
@@ -56,6 +69,22 @@ export function samplesOf(file, { input_shape: wanted, classes }) {
 
 const tensorsIn = (stored) => unpack(Uint8Array.from(stored)).tensors;
 const named = (tensors, good) => Object.fromEntries(Object.entries(tensors).filter(([name]) => good(name)));
+
+/** What begins, with the values that it had in a run before: all of them, or of a head that has grown the first rows. */
+export function carried(begun, old) {
+  const plain = (name) => name.split(".").filter((part) => part !== "base").join("."); // without an adapter around its layer
+  const known = Object.fromEntries([...Object.keys(old).map((name) => [plain(name), name]), ...Object.keys(old).map((name) => [name, name])]);
+  const grown = (name, now) => {
+    const was = old[known[name] ?? known[plain(name)]];
+    const rows = was && was.dtype === now.dtype && was.shape.length === now.shape.length && String(was.shape.slice(1)) === String(now.shape.slice(1));
+    if (!rows || was.shape[0] > now.shape[0]) return now;
+    const data = now.data.slice();
+    data.set(was.data);
+    return { ...now, data };
+  };
+  return Object.fromEntries(Object.entries(begun).map(([name, now]) => [name, grown(name, now)]));
+}
+
 const shapes = (tensors) => JSON.stringify(Object.entries(tensors).map(([k, v]) => [k, v.dtype, v.shape]).sort());
 
 /** ONNX Runtime; it tells its maker what it runs, unless this is said before it is loaded. */
@@ -70,7 +99,8 @@ export class Learner {
     Object.assign(this, { config, store, run, kit });
     this.initial = kit.state;
     const held = store.private();
-    if (held && held.run !== run.digest) throw new Error("the private state belongs to another run; give a new state folder");
+    if (held && held.run !== run.digest && !run.follows?.includes(held.run))
+      throw new Error("the private state belongs to another run; give a new state folder");
   }
 
   async #program(name) {
@@ -87,10 +117,11 @@ export class Learner {
     return found;
   }
 
-  /** Private tensors in force; on a first participation those that all begin from. */
+  /** Private tensors in force, of a run before this one what fits; on a first participation those that all begin from. */
   #own(shared) {
     const held = this.store.private();
-    return held ? tensorsIn(held.tensors) : named(this.initial, (name) => !(name in shared));
+    if (held?.run === this.run.digest) return tensorsIn(held.tensors);
+    return carried(named(this.initial, (name) => !(name in shared)), held ? tensorsIn(held.tensors) : {});
   }
 
   /** Learn a round, or find it done. Update and private state are on flash when this returns the update's bytes. */

@@ -373,14 +373,15 @@ export class Machine {
     state.version = message.version;
     const cut = cutOf(message);
     const known = state.fetch && same(state.fetch.cut.hashes, cut.hashes) && state.fetch.cut.chunk === cut.chunk;
-    if (same(message.sha256, this.modelDigest) || known) return;
+    const here = same(message.sha256, this.modelDigest); // then what is on its way was called off
+    if (here ? !state.fetch : known) return;
     if (state.fetch) this.world.discard("model", state.fetch.cut);
-    state.fetch = { version: message.version, cut };
-    this.#model = new Arrival(cut, this.now());
-    if (atOnce) this.#model.touched = -Infinity; // no multicast is on its way
+    state.fetch = here ? null : { version: message.version, cut };
+    this.#model = state.fetch && new Arrival(cut, this.now());
+    if (this.#model && atOnce) this.#model.touched = -Infinity; // no multicast is on its way
     this.#wanted = false;
     this.world.save();
-    if (atOnce) this.#want();
+    if (this.#model && atOnce) this.#want();
   }
 
   #chunk(frame) {
@@ -504,7 +505,12 @@ export class Machine {
       return;
     }
     if (job.cut.chunk > chunk) {
-      job.cut = describe(this.world.update(0, job.cut.size), chunk); // the coordinator takes smaller ones now
+      try {
+        job.cut = describe(this.world.update(0, job.cut.size), chunk); // the coordinator takes smaller ones now
+      } catch (problem) {
+        this.#refuse(job, problem.message);
+        return;
+      }
       this.world.save();
     }
     this.#jobSaid = this.now();

@@ -120,6 +120,34 @@ test("an update that waits is cut anew where its coordinator takes smaller chunk
   assert.deepEqual(Buffer.from(offers[1].hashes), describe(KIT, 1000).hashes);
 });
 
+test("an update that waits is declined where it cannot be cut as its coordinator takes it now", () => {
+  const one = offering(4000);
+  one.born({ chunk: 1 });
+  assert.deepEqual(one.said("decline").map(({ reason }) => reason), ["5000 bytes cannot be cut in 1"]);
+  one.machine.tick();
+  assert.equal(one.said("offer").length, 1);
+});
+
+test("a model that was called off is fetched no more where the one before is named again", () => {
+  const one = wanting();
+  const announced = (epoch, version, data) => {
+    const header = { type: "model", fleet: "watch", device: "", boot: epoch };
+    const manifest = { ...describe(data, 1000), nonce: Buffer.alloc(16), version };
+    one.machine.received("fl/1/watch/co/model", encodeFrame(header, encodeMessage("model", manifest)), false);
+  };
+  one.machine.modelStored(CUT.sha256);
+  announced(1, 5, KIT.subarray(1));
+  one.machine.fetchModel();
+  assert.equal(one.machine.state.fetch.version, 5);
+  announced(2, 4, KIT); // by a coordinator that was restored
+  assert.equal(one.machine.state.fetch, null);
+  assert.deepEqual(one.did("discard").map(([what, { size }]) => [what, size]), [["model", 4999]]);
+  one.machine.fetchModel();
+  one.clock.now = 100;
+  one.machine.tick();
+  assert.equal(one.did("publish").map(([, payload]) => decodeFrame(payload).header.type).filter((type) => type === "want").length, 0);
+});
+
 test("an update that waits is declined where its coordinator takes smaller ones now", () => {
   const one = offering(4000);
   one.born({ max_update: 4999 });

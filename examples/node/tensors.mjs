@@ -14,6 +14,7 @@ const TYPES = {
   BOOL: Uint8Array,
 };
 const MAX_HEADER = 2 ** 20;
+const MAX_NAME = 200;
 export const product = (shape) => shape.reduce((a, b) => a * b, 1);
 export const isFloat = (tensor) => tensor.dtype === "F32" || tensor.dtype === "F64" || tensor.dtype === "F16";
 export const float32 = (shape, data) => ({ dtype: "F32", shape, data: Float32Array.from(data) });
@@ -25,28 +26,33 @@ const byCodePoint = (a, b) => {
 };
 
 /** A safetensors file: the same tensors give the same bytes as Talaria's own writer. `metadata`: texts by name. */
-export function pack(tensors, metadata) {
+export function pack(tensors, metadata = {}) {
   const size = (name) => TYPES[tensors[name].dtype].BYTES_PER_ELEMENT;
   const names = Object.keys(tensors).sort((a, b) => size(b) - size(a) || byCodePoint(a, b));
-  const header = metadata ? { __metadata__: metadata } : {};
+  const entries = Object.keys(metadata).length ? [["__metadata__", metadata]] : [];
   let end = 0;
   for (const name of names) {
     const begin = end;
     end += size(name) * product(tensors[name].shape);
-    header[name] = { dtype: tensors[name].dtype, shape: tensors[name].shape, data_offsets: [begin, end] };
+    entries.push([name, { dtype: tensors[name].dtype, shape: tensors[name].shape, data_offsets: [begin, end] }]);
   }
-  const text = new TextEncoder().encode(JSON.stringify(header));
+  // An object would put names that are numbers before all others.
+  const header = entries.map((entry) => entry.map((one) => JSON.stringify(one)).join(":"));
+  const text = new TextEncoder().encode(`{${header}}`);
   const padded = Math.ceil(text.length / 8) * 8;
   if (padded > MAX_HEADER) throw new Error(`${names.length} tensors need too long a header`);
   const out = new Uint8Array(8 + padded + end).fill(32, 8, 8 + padded);
   new DataView(out.buffer).setBigUint64(0, BigInt(padded), true);
   out.set(text, 8);
-  for (const name of names) {
-    const { data } = tensors[name];
-    out.set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), 8 + padded + header[name].data_offsets[0]);
+  let at = 8 + padded;
+  for (const { data } of names.map((name) => tensors[name])) {
+    out.set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), at);
+    at += data.byteLength;
   }
   return out;
 }
+
+const isTable = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 /** `{tensors, metadata}` of a safetensors file; an error for anything that is not exactly one well-formed file. */
 export function unpack(file) {
@@ -56,24 +62,37 @@ export function unpack(file) {
   if (file.length < 8) refuse("too few bytes");
   const length = Number(new DataView(file.buffer, file.byteOffset).getBigUint64(0, true));
   if (length > MAX_HEADER || 8 + length > file.length) refuse(`a header of ${length} bytes does not fit`);
-  let header;
+  let text, header;
   try {
-    header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(file.subarray(8, 8 + length)));
+    text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(file.subarray(8, 8 + length));
+    header = JSON.parse(text);
   } catch {
     refuse("the header is no JSON");
   }
+  if (!isTable(header)) refuse("the header is no table");
   const { __metadata__: metadata = {}, ...entries } = header;
+  if (!isTable(metadata) || !Object.values(metadata).every((value) => typeof value === "string"))
+    refuse("the metadata is no table of texts");
+  // A parser keeps the last of equal names, and makes 8 of 8.0: the text itself tells.
+  let names = 0;
+  const rest = text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?/g, (_, colon) => ((names += colon ? 1 : 0), ""));
+  const each = 3 * Object.keys(entries).length;
+  if (names !== Object.keys(header).length + Object.keys(metadata).length + each) refuse("a name stands twice, or one too many");
+  if (/[.eE]/.test(rest)) refuse("a number in the header is not whole");
   const tensors = {};
   const spans = [];
   for (const [name, entry] of Object.entries(entries)) {
-    const Type = Object.hasOwn(TYPES, entry.dtype) ? TYPES[entry.dtype] : refuse(`${name}: dtype ${entry.dtype} is unknown`);
-    const { shape, data_offsets: at } = entry;
+    if (name in {} || !name || [...name].length > MAX_NAME) refuse(`the name ${name.slice(0, 80)} is not allowed`);
+    if (!isTable(entry)) refuse(`${name.slice(0, 80)} has no dtype, shape and data_offsets`);
+    const { dtype, shape, data_offsets: at } = entry;
+    const Type = typeof dtype === "string" && Object.hasOwn(TYPES, dtype) ? TYPES[dtype] : refuse(`${name.slice(0, 80)}: its dtype is unknown`);
     const sizes = Array.isArray(shape) && shape.length <= 8 && shape.every((n) => Number.isInteger(n) && n >= 0);
     const places = Array.isArray(at) && at.length === 2 && at.every((n) => Number.isInteger(n) && n >= 0);
     if (!sizes || !places || at[1] - at[0] !== product(shape) * Type.BYTES_PER_ELEMENT || 8 + length + at[1] > file.length)
       refuse(`${name.slice(0, 80)}: its bytes do not hold its shape`);
     spans.push([...at]);
-    tensors[name] = { dtype: entry.dtype, shape, data: new Type(file.slice(8 + length + at[0], 8 + length + at[1]).buffer) };
+    tensors[name] = { dtype, shape, data: new Type(file.slice(8 + length + at[0], 8 + length + at[1]).buffer) };
+    if (dtype === "BOOL" && tensors[name].data.some((value) => value > 1)) refuse(`${name.slice(0, 80)}: a truth value is neither 0 nor 1`);
   }
   let end = 0;
   for (const [begin, stop] of spans.sort((a, b) => a[0] - b[0] || a[1] - b[1])) {
@@ -189,7 +208,7 @@ export function pythonFloat(value) {
   if (Number.isInteger(value) && Math.abs(value) < 1e16) return `${Object.is(value, -0) ? "-0" : value}.0`;
   const [digits, power] = String(value).split("e");
   const small = value !== 0 && Math.abs(value) < 1e-4;
-  if (power === undefined && !small) return digits;
+  if (power === undefined && !small && Math.abs(value) < 1e16) return digits;
   const [mantissa, exponent] = value.toExponential().split("e");
   return `${mantissa}e${exponent[0]}${exponent.slice(1).padStart(2, "0")}`;
 }

@@ -4,10 +4,11 @@ import fs from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { test } from "node:test";
-import { crc32 } from "node:zlib";
+import { crc32, deflateSync } from "node:zlib";
 import { AUGMENTATIONS } from "./augment.mjs";
 import * as draws from "./draws.mjs";
-import { runtime, samplesOf } from "./learner.mjs";
+import { nameOf, opened } from "./kit.mjs";
+import { carried, Learner, runOf, runtime, samplesOf } from "./learner.mjs";
 import * as tensors from "./tensors.mjs";
 import { open, train } from "./training.mjs";
 import * as wire from "./wire.mjs";
@@ -63,6 +64,9 @@ test("bytes are cut, bitmaps and windows of numbers read", () => {
     assert.deepEqual(wire.indicesOf(bitmap, count), indices);
   }
   assert.throws(() => wire.indicesOf(Buffer.from([4]), 2), wire.WireError);
+  for (const chunk of [0, -280, 1, NaN]) assert.throws(() => wire.describe(Buffer.alloc(4000), chunk), /cannot be cut/);
+  assert.deepEqual([[Infinity, 5000], [8000, 5000], [5280, 5000]].map((one) => wire.chunkWithin(...one)), [5000, 5000, 4000]);
+  assert.throws(() => wire.chunkWithin(1280, 5000), /at most 1280 bytes .* 4096 are needed/);
   const seen = { boot: 0, high: 0, late: [] };
   assert.deepEqual(window.map(({ boot, seq }) => wire.fresh(seen, boot, seq)), window.map((one) => one.fresh));
 });
@@ -128,9 +132,87 @@ test("files of tensors are read back, and damaged ones refused", () => {
   assert.equal(hex(tensors.pack(found)), hex(file));
   assert.throws(() => tensors.unpack(file.subarray(0, -1)), /bytes/);
   assert.throws(() => tensors.unpack(new Uint8Array([...file, 0])), /follow/);
-  assert.deepEqual([0.1, 18, 1e-7, 1.5e22, 123456.789, 0, -2].map(tensors.pythonFloat), [
-    "0.1", "18.0", "1e-07", "1.5e+22", "123456.789", "0.0", "-2.0",
+  assert.deepEqual([0.1, 18, 1e-7, 1.5e22, 123456.789, 0, -2, 1e15, 1e16].map(tensors.pythonFloat), [
+    "0.1", "18.0", "1e-07", "1.5e+22", "123456.789", "0.0", "-2.0", "1000000000000000.0", "1e+16",
   ]);
+});
+
+test("names that are numbers stand in a file as other names do", () => {
+  const one = (name) => [name, { dtype: "U8", shape: [1], data: Uint8Array.of(7) }];
+  const text = Buffer.from(tensors.pack(Object.fromEntries(["b", "2", "10"].map(one)), { a: "b" }).subarray(8)).toString();
+  assert.match(text, /^\{"__metadata__":\{"a":"b"\},"10":.*"2":.*"b":/);
+});
+
+test("headers of tensors that Python's reader refuses are refused", () => {
+  const entry = '{"dtype":"U8","shape":[1],"data_offsets":[0,1]}';
+  const file = (header, values = [1]) => {
+    const out = Uint8Array.from([...Buffer.alloc(8), ...Buffer.from(header), ...values]);
+    new DataView(out.buffer).setBigUint64(0, BigInt(Buffer.byteLength(header)), true);
+    return out;
+  };
+  assert.deepEqual(tensors.unpack(file(`{"__metadata__":{"a\\":":"\\"b\\":"},"w" : ${entry}}`)).metadata, { 'a":': '"b":' });
+  for (const [header, said, values] of [
+    [`{"w":${entry},"w":${entry}}`, /twice/],
+    [`{"w":${entry.replace("}", ',"shape":[1]}')}}`, /twice/],
+    [`{"w":${entry.replace("}", ',"more":1}')}}`, /too many/],
+    [`{"w":${entry.replace("[1]", "[1.0]")}}`, /not whole/],
+    [`{"w":${entry.replace("[1]", "[1e0]")}}`, /not whole/],
+    [`{"w":${entry.replace("U8", "BOOL")}}`, /neither 0 nor 1/, [2]],
+    [`{"w":${entry.replace('"U8"', '["U8"]')}}`, /dtype/],
+    [`{"__proto__":${entry}}`, /__proto__ is not allowed/],
+    [`{"constructor":${entry}}`, /constructor is not allowed/],
+    [`{"":${entry}}`, /not allowed/],
+    [`{"${"w".repeat(201)}":${entry}}`, /not allowed/],
+    [`{"w":null}`, /twice, or one too many/],
+    [`{"w":${entry},"__metadata__":{"a":1}}`, /no table of texts/],
+    [`{"w":${entry},"__metadata__":"a"}`, /no table of texts/],
+    [`\ufeff{"w":${entry}}`, /no JSON/],
+    ["null", /no table/],
+    ["[]", /no table/],
+  ])
+    assert.throws(() => tensors.unpack(file(header, values)), said, header);
+});
+
+test("a run whose numbers cannot be is refused before anything is learned", () => {
+  const text = read("run.json").toString();
+  assert.equal(runOf(Buffer.from(text)).recipe.batch, 8);
+  for (const [was, is, said] of [
+    ['"batch":8', '"batch":0', /batch=0 is not known/],
+    ['"batch":8', '"batch":"8"', /batch="8"/],
+    ['"epochs":2', '"epochs":null', /epochs=null/],
+    ['"steps":null', '"steps":-1', /steps=-1/],
+    ['"lr":0.02', '"lr":{}', /lr=\{\}/],
+    ['"augment":"none"', '"augment":"toString"', /augment="toString"/],
+    ['"rounds":10', '"rounds":-1', /rounds=-1/],
+  ])
+    assert.throws(() => runOf(Buffer.from(text.replace(was, is))), said);
+});
+
+test("a kit whose graphs would read other files is never opened", () => {
+  const recipe = { accumulate: 1, momentum: 0.9, smoothing: 0, weight_decay: 0 };
+  const folder = fs.mkdtempSync(path.join(os.tmpdir(), "kit-"));
+  const kit = (graph) => {
+    const held = { about: JSON.stringify({ run: "a", state: [], falls: {} }), [`file/${nameOf(recipe)}`]: graph };
+    const bytes = (data) => Uint8Array.from(deflateSync(Buffer.from(data, "latin1")));
+    const files = Object.entries(held).map(([name, data]) => [name, bytes(data)]);
+    const all = Object.fromEntries(files.map(([name, data]) => [name, { dtype: "U8", shape: [data.length], data }]));
+    fs.writeFileSync(path.join(folder, "one.kit"), tensors.pack(all, { "talaria-kit": "2" }));
+    return () => opened(path.join(folder, "one.kit"), { digest: "a", recipe });
+  };
+  assert.equal(kit("weight/location")().step.toString(), "weight/location"); // a layer's name
+  for (const length of ["\x08", "\x88\0"]) assert.throws(kit(`\x0a${length}location\x12\x10identity/sign.key`), /outside of it/);
+  fs.rmSync(folder, { recursive: true });
+});
+
+test("what is private goes on in a run that follows, as far as it fits", () => {
+  const of = (shape, ...data) => tensors.float32(shape, data);
+  const old = { "head.bias": of([2], 1, 2), "fc.base.weight": of([1, 2], 3, 4), w: of([2], 5, 6), "left/w": of([2], 7, 8) };
+  const begun = { "head.bias": of([3], 0, 0, 9), "fc.weight": of([1, 2], 0, 0), w: of([1], 0), n: of([], 1) };
+  const found = Object.entries(carried(begun, old)).map(([name, { data }]) => [name, [...data]]);
+  assert.deepEqual(found, [["head.bias", [1, 2, 9]], ["fc.weight", [3, 4]], ["w", [0]], ["n", [1]]]);
+  const made = (follows) => () => new Learner({}, { private: () => ({ run: "before" }) }, { digest: "now", follows }, { state: {} });
+  assert.doesNotThrow(made(["before"]));
+  assert.throws(made(undefined), /another run/);
 });
 
 test("the program steps as its vector says", async () => {

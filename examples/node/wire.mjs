@@ -1,13 +1,15 @@
 // Bytes on the wire, as docs/PROTOCOL.md has them: frames, messages, topics, bitmaps and chunks. Knows no round.
 import { createHash, createPrivateKey, createPublicKey, sign as signWith, verify as verifyWith } from "node:crypto";
 import { crc32 } from "node:zlib";
-import { decode, encode } from "@msgpack/msgpack";
+import { encode } from "@msgpack/msgpack";
 
 export const VERSION = 3;
 export const MAX_HEADER = 1024;
 export const MAX_PAYLOAD = 1024 * 1024; // of a chunk
 const MAX_MESSAGE = 120 * 1024;
 export const MAX_CHUNKS = 3600;
+const ROOM = 1280; // bytes of a message beside what it carries
+const LEAST = 4096; // that a broker must take as one message
 const MAGIC = Buffer.from("FLF1");
 const OVERHEAD = MAGIC.length + 2 + 4;
 const DOMAIN = Buffer.from("talaria/frame/1\0");
@@ -90,10 +92,9 @@ export const MESSAGES = {
 };
 
 function checked(type, values) {
-  const wanted = MESSAGES[type];
+  const wanted = Object.hasOwn(MESSAGES, type) && MESSAGES[type];
   if (!wanted) throw new WireError(`message type ${JSON.stringify(type)} is unknown`);
-  const names = Object.keys(values ?? {});
-  if (Object.prototype.toString.call(values) !== "[object Object]" || names.length !== Object.keys(wanted).length)
+  if (Object.keys(values).length !== Object.keys(wanted).length)
     throw new WireError(`message ${type}: needs the fields ${Object.keys(wanted)}`);
   for (const [name, good] of Object.entries(wanted)) {
     if (!Object.hasOwn(values, name) || !good(values[name]))
@@ -107,27 +108,68 @@ function checked(type, values) {
 /** The payload of a frame. */
 export function encodeMessage(type, values) {
   checked(type, values);
-  return Buffer.from(encode(Object.fromEntries(Object.keys(MESSAGES[type]).map((name) => [name, values[name]]))));
+  return encoded(Object.keys(MESSAGES[type]).map((name) => [name, values[name]]));
 }
 
 /** The fields of the message in a frame. */
 export function decodeMessage({ header, payload }) {
   if (payload.length > MAX_MESSAGE) throw new WireError(`message: ${payload.length} bytes; refused unread`);
-  return checked(header.type, unpacked(payload, "message"));
+  return checked(header.type, unpacked(payload, "message", (name) => MESSAGES[header.type]?.[name] === seconds));
 }
 
-function unpacked(data, what) {
-  try {
-    const most = data.length;
-    const bounds = { maxStrLength: most, maxBinLength: most, maxArrayLength: 0, maxMapLength: most, maxExtLength: 0 };
-    const found = decode(data, { ...bounds, useBigInt64: true });
-    // A double would round what is beyond 2^53, so that it would seem to be within.
-    for (const [name, value] of Object.entries(found ?? {}))
-      if (typeof value === "bigint" && value >= 0n && value <= BigInt(LARGEST)) found[name] = Number(value);
-    return found;
-  } catch (problem) {
-    throw new WireError(`${what}: not valid msgpack (${problem.message})`);
+/** A map, each value in its shortest form; 2^53 itself a library takes for no whole number, unless it is a bigint. */
+function encoded(fields) {
+  const whole = (value) => (Number.isInteger(value) && value >= 2 ** 32 ? BigInt(value) : value);
+  return Buffer.from(encode(Object.fromEntries(fields.map(([name, value]) => [name, whole(value)])), { useBigInt64: true }));
+}
+
+const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
+
+/**
+ * What a msgpack map says, text keys and plain values alone: whole numbers (beyond 2^53 as bigint, as a double would round
+ * them), text, bytes, truth values, and floats where `timed(name)`. A library reads what is no UTF-8 as some other text, and
+ * floats as whole numbers.
+ */
+function unpacked(data, what, timed = () => false) {
+  let at = 0;
+  const refuse = (why) => {
+    throw new WireError(`${what}: not valid msgpack (${why})`);
+  };
+  const take = (count) => (at + count > data.length ? refuse("cut short") : data.subarray(at, (at += count)));
+  const number = (count, signed = false) => {
+    const bits = BigInt(`0x${take(count).toString("hex")}`);
+    const value = signed ? BigInt.asIntN(8 * count, bits) : bits;
+    return value >= 0n && value <= BigInt(LARGEST) ? Number(value) : value;
+  };
+  const words = (count) => {
+    try {
+      return utf8.decode(take(count));
+    } catch {
+      return refuse("text that is no UTF-8");
+    }
+  };
+  const value = (name) => {
+    const form = number(1);
+    if (form < 0x80) return form;
+    if (form >= 0xa0 && form <= 0xbf) return words(form - 0xa0);
+    if (form === 0xc2 || form === 0xc3) return form === 0xc3;
+    if (form >= 0xc4 && form <= 0xc6) return take(number(2 ** (form - 0xc4)));
+    if (timed(name) && form === 0xca) return take(4).readFloatBE();
+    if (timed(name) && form === 0xcb) return take(8).readDoubleBE();
+    if (form >= 0xcc && form <= 0xd3) return number(2 ** ((form - 0xcc) % 4), form >= 0xd0);
+    if (form >= 0xd9 && form <= 0xdb) return words(number(2 ** (form - 0xd9)));
+    return refuse(`0x${form.toString(16)} stands for ${name}`);
+  };
+  const form = number(1);
+  const count = form >> 4 === 8 ? form & 15 : form === 0xde ? number(2) : form === 0xdf ? number(4) : refuse("no map");
+  const found = new Map();
+  for (let i = 0; i < count; i++) {
+    const name = value("a key");
+    if (typeof name !== "string") refuse("a key that is no text");
+    found.set(name, value(name));
   }
+  if (at !== data.length) refuse("something follows");
+  return Object.fromEntries(found);
 }
 
 // ---- frames ------------------------------------------------------------------------------------------------------
@@ -148,14 +190,14 @@ const EMPTY = { device: "", boot: 0, seq: 0, attempt: 0, xfer: "", idx: 0, off: 
 
 /** The header in its one form, over which the signature goes. */
 function packed(header, length, signature) {
-  const fields = { v: VERSION, l: length };
+  const fields = [["v", VERSION], ["l", length]]; // prettier-ignore
   for (const [short, [name, good]] of Object.entries(KEYS)) {
     const value = name === "sig" ? signature : header[name];
     if (!value && short !== "t" && short !== "f") continue;
     if (!good(value)) throw new WireError(`frame: header ${name} is out of bounds`);
-    fields[short] = value;
+    fields.push([short, value]);
   }
-  return Buffer.from(encode(fields));
+  return encoded(fields);
 }
 
 /** One frame. `signer` (see `signerOf`) signs it. */
@@ -181,7 +223,6 @@ export function decodeFrame(data) {
   if (data.readUInt32LE(data.length - 4) !== crc32(data.subarray(0, -4)))
     throw new WireError("frame: the checksum does not match");
   const fields = unpacked(data.subarray(6, 6 + size), "frame header");
-  if (Object.prototype.toString.call(fields) !== "[object Object]") throw new WireError("frame: the header is no map");
   const { v, l, ...rest } = fields;
   const payload = data.subarray(6 + size, -4);
   if (v !== VERSION) throw new WireError(`frame: version ${v} is unknown; this side speaks ${VERSION}`);
@@ -263,11 +304,18 @@ export function indicesOf(bitmap, count) {
   return found;
 }
 
+/** The size of chunks, at most `chunk`, where a broker takes `largest` bytes as one message. */
+export function chunkWithin(largest, chunk) {
+  if (largest < LEAST)
+    throw new WireError(`the broker takes at most ${largest} bytes as one message, and ${LEAST} are needed; raise its bound (Mosquitto: max_packet_size)`);
+  return Math.min(chunk, largest - ROOM);
+}
+
 /** How bytes are cut. */
 export function describe(data, chunk) {
+  if (!data.length || !(chunk >= data.length / MAX_CHUNKS)) throw new WireError(`${data.length} bytes cannot be cut in ${chunk}`);
   const hashes = [];
   for (let at = 0; at < data.length; at += chunk) hashes.push(sha256(data.subarray(at, at + chunk)));
-  if (!hashes.length || hashes.length > MAX_CHUNKS) throw new WireError(`${data.length} bytes cannot be cut in ${chunk}`);
   return { size: data.length, chunk, sha256: sha256(data), hashes: Buffer.concat(hashes) };
 }
 

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from javascript import found, packages
 from keyed import Cutter, data_of
-from servers import serving_small_packets
+from servers import serving_mosquitto, serving_small_packets
 
 from talaria import tensors
 from talaria.federated import kit as kits
 from talaria.federated.make_kit import kit_of
 from talaria.privacy.rule import Privacy
 from talaria.wire import strict_safetensors
+from talaria_coordinator.cli.template import found as found_fleet
 from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.storage.store import Store
 
@@ -40,12 +41,12 @@ def example(tmp_path):
     return folder
 
 
-def started(example, path):
+def started(example, path, **environment):
     """The device of a configuration, as a process."""
     return subprocess.Popen(
         [found("node", "nodejs"), str(example / "device.mjs"), str(path)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ class Fleet:
             return {row.round: sorted(device for _, device in row.counted) for row in rows}
 
 
-@pytest.mark.parametrize(("file", "count"), [("vectors", 13), ("machine", 5), ("store", 1)])
+@pytest.mark.parametrize(("file", "count"), [("vectors", 18), ("machine", 7), ("store", 1)])
 def test_its_own_tests(example, file, count, tmp_path):
     """Against the vectors of the protocol, how it gets a kit, cuts its update anew, and meets a full disk; and ONNX
     Runtime keeps nothing that it would tell its maker."""
@@ -306,6 +307,22 @@ def test_with_keys_and_tls(keyed, tmp_path, example):
     one = keyed(2)
     asyncio.run(beside(one, tmp_path, example))
     assert one.counted() == {1: ["anna", "bela"], 2: ["anna", "bela"]}
+
+
+def test_a_broker_that_asks_for_a_name_is_known_by_another_authority_than_the_fleets(keyed, tmp_path, example):
+    keyed(1)
+    found_fleet(tmp_path / "host", "host", ["localhost"], 1, 1)
+    samples(tmp_path, {"x_train": np.zeros((1, 2), np.float32), "y_train": np.zeros(1, np.int64)})
+    (tmp_path / "secret").write_text("a password")
+    (tmp_path / "secret").chmod(0o600)
+    own = tmp_path / "host" / "broker"
+    with serving_mosquitto(tmp_path, f"certfile {own}/server.crt\nkeyfile {own}/server.key") as url:
+        broker = url.replace("mqtt://127.0.0.1", "mqtts://localhost")
+        path = written(tmp_path, broker, identity="id-anna", username="anna", password_file="secret")
+        with started(example, path, NODE_EXTRA_CA_CERTS=str(own / "ca.crt")) as anna:
+            said = json.loads(anna.stdout.readline())
+            anna.kill()
+    assert said["event"] == "connected", said
 
 
 def test_a_secure_round_goes_on_without_it(keyed, tmp_path, example):

@@ -185,6 +185,11 @@ def refused() -> bytes:
         "a number beyond its bound": of(bytes.fromhex("81a7617474656d7074cf0020000000000001")),
         "another type of value": of(bytes.fromhex("81a7617474656d7074a131")),
         "bytes behind the message": of(bytes.fromhex("81a7617474656d70740100")),
+        "a float for a whole number": of(bytes.fromhex("81a7617474656d7074cb3ff0000000000000")),
+        "text that is no UTF-8": encode_frame(
+            Header("error", FLEET, DEVICE), bytes.fromhex("82a7617474656d707401a6726561736f6ea1ff")
+        ),
+        "a type that every object has": encode_frame(Header("toString", FLEET, DEVICE), b"\x80"),
     }
     return text(cases)
 
