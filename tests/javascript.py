@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,15 +95,23 @@ def when(condition: str) -> str:
     return f"new Promise(done => {{ {look}; look() }})"
 
 
-def shown(chromium: Chromium, page: Path) -> tuple[str, Callable[[str], Any]]:
-    """Opens a page; gives its session, and what evaluates JavaScript in it."""
+LOADING = "location.href === 'about:blank' || document.readyState !== 'complete'"
+
+
+def shown(chromium: Chromium, page: Path | str, first: str = "") -> tuple[str, Callable[[str], Any]]:
+    """Opens a page, a file or a URL; gives its session, and what evaluates JavaScript in it. ``first`` runs before it."""
     target = chromium.ask("Target.createTarget", url="about:blank")["targetId"]
     session = chromium.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-    # Answered once the page is there: what is asked earlier would be lost with the blank page's context.
-    chromium.ask("Page.navigate", session, url=page.as_uri())
+    if first:
+        chromium.ask("Page.enable", session)
+        chromium.ask("Page.addScriptToEvaluateOnNewDocument", session, source=first)
+    chromium.ask("Page.navigate", session, url=page if isinstance(page, str) else page.as_uri())
 
     def evaluate(expression: str) -> Any:
         answer = chromium.ask("Runtime.evaluate", session, expression=expression, awaitPromise=True, returnByValue=True)
         return answer["result"].get("value")
 
+    # A promise that is asked for in the blank page's context, on its way out, is never kept.
+    while evaluate(LOADING) is not False:
+        time.sleep(0.02)
     return session, evaluate

@@ -12,6 +12,7 @@ from contextlib import redirect_stdout
 
 import httpx
 import pytest
+from javascript import Chromium, shown, when
 
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
@@ -92,6 +93,68 @@ def test_a_short_fleet_on_the_dashboard(fleet, a_run, page):
     assert "round-closed" in text_of(dom, "events")
     assert re.search(r'<button id="pause"[^>]*disabled', dom)
     assert re.search(r'<p id="trouble"[^>]*hidden', dom)
+
+
+@pytest.fixture
+def chromium(tmp_path):
+    browser = Chromium(tmp_path / "driven")
+    yield browser
+    browser.close()
+
+
+THERE = when("!document.getElementById('main').hidden")
+
+
+def test_a_great_fleet_is_shown_in_part_which_is_said_and_the_keyboard_stays(tmp_path, chromium):
+    with Store(tmp_path / "coordinator.db") as store:
+        store.fleets.enter("watch", '{"rounds": 3, "algorithm": "fedavg", "spec": {"name": "mlp"}}', "a" * 64, "b" * 64)
+        for number in range(203):
+            store.devices.see("watch", Sight(f"d{number:03}", 1, {}, online=number % 100 > 0))
+        store.devices.quarantine("watch", "d001", "it lied")
+        number = store.attempts.open("watch", 1, ["d001"], "a" * 64).attempt
+        found = json.dumps({"metrics": {"drift.labels": 0.25, "drift.features": 1e9}, "weight": 1.0, "dense": 4})
+        store.updates.keep("watch", number, "d001", digest="c" * 64, size=4, base_version=0, found=found)
+        store.attempts.fail("watch", number, "it is over")
+    views, config = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
+    with listening(config) as sock, serving(make_api(views), config, sock):
+        session, page = shown(chromium, url_of(config, sock))
+        size = {"width": 360, "height": 640, "deviceScaleFactor": 1, "mobile": True}
+        chromium.ask("Emulation.setDeviceMetricsOverride", session, **size)
+        page(THERE)
+        text = page("document.body.innerText")
+        assert "The first 200 of 203 by name." in text
+        assert text.count("by name.") == 1, "of those in quarantine all are shown"
+        assert "away: d000, d100 and others." in text
+        assert "at most, of the first 200" in text
+        assert page("document.documentElement.scrollWidth") == 360, "a telephone shows all of its width"
+        page("for (const button of document.querySelectorAll('#devices button')) button.old = true")
+        page("document.querySelectorAll('#devices button')[7].focus()")
+        page(when("!document.querySelector('#devices button').old"))
+        assert page("document.activeElement.closest('tr').innerText").startswith("d007")
+    views.close()
+
+
+REFUSING = "Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError') }"
+NONE = "Object.defineProperty(window, 'sessionStorage', {get() { throw new DOMException('no', 'SecurityError') }})"
+
+
+@pytest.mark.parametrize("storage", ["", NONE, REFUSING])
+def test_the_token_opens_the_door_in_a_browser_that_stores_nothing(odd, chromium, storage):
+    config = ApiConfig(port=0)
+    with listening(config) as sock, serving(make_api(odd, token="x" * 32), config, sock):
+        _, page = shown(chromium, url_of(config, sock), storage)
+
+        def enter(word):
+            page(when("!document.getElementById('door').hidden"))
+            page(f"document.getElementById('token').value = {json.dumps(word)}")
+            page("document.querySelector('#door button').click()")
+
+        enter("ключ")
+        said = page(when("document.getElementById('trouble').textContent"))
+        assert said == "That token is not the right one."
+        enter("x" * 32)
+        page(THERE)
+    assert page("document.getElementById('door').hidden")
 
 
 @pytest.fixture

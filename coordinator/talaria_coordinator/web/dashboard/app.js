@@ -5,14 +5,16 @@
 const EVERY_MS = 3000;
 const SVG = "http://www.w3.org/2000/svg";
 const $ = (id) => document.getElementById(id);
+const MOST = 200; // devices that are listed, by name
 const store = (() => { try { return window.sessionStorage; } catch { return null; } })();
+let token = (store && store.getItem("token")) || "";
 let fleet = "";
 let timer = 0;
 
 class NeedsToken extends Error {}
 
 async function ask(path, options = {}) {
-  const token = store && store.getItem("token");
+  if (/[^!-~]/.test(token)) throw new NeedsToken(); // no header could carry it
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const answer = await fetch(path, { ...options, headers, cache: "no-store" });
   if (answer.status === 401) throw new NeedsToken();
@@ -38,7 +40,22 @@ function draw(tag, attributes = {}, ...children) {
 }
 
 const titled = (node, text) => { node.append(draw("title", {}, text)); return node; };
-const put = (id, ...children) => $(id).replaceChildren(...children);
+
+// What is drawn anew keeps the keyboard where it was: on the button of the same device.
+function put(id, ...children) {
+  const place = $(id), { activeElement: held } = document;
+  const device = place.contains(held) && held.dataset.device;
+  place.replaceChildren(...children);
+  const again = device && place.querySelector(`[data-device="${device}"]`);
+  if (again) again.focus({ preventScroll: true });
+}
+
+function keep(word) {
+  token = word;
+  try { store.setItem("token", word); } catch { /* a browser that stores nothing, or no more: it is asked for again */ }
+}
+
+const firstOf = (shown, count) => (shown.length < count ? `The first ${shown.length} of ${count} by name.` : "");
 const nothing = (text) => make("div", { class: "empty" }, text);
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}\u00a0%`);
 
@@ -201,18 +218,19 @@ function show(about, rounds, devices, shut, events, overlap) {
     tile("kept", percent(closed && closed.kept && closed.kept.mean), "of channels kept, mean"),
     tile("overlap", percent(closed && closed.overlap), "mask overlap, mean"),
     ...(moved.length ? [tile("drift", `${share(furthest("labels"))} / ${spreads(furthest("features"))}`,
-      "labels / features moved since the first day, at most")] : []),
+      `labels / features moved since the first day, at most${devices.length < about.devices ? `, of the first ${devices.length}` : ""}`)] : []),
     ...(spent ? [tile("epsilon", spent.epsilon.toPrecision(3), `epsilon${spent.budget ? ` of ${spent.budget}` : ""}, delta ${spent.delta}; ${spent.form}`,
       spent.budget && spent.epsilon > 0.9 * spent.budget ? "bad" : "")] : []));
   spread($("tiles").children.length);
   const away = devices.filter((d) => !d.online && !d.retired && d.quarantine === null).map((d) => d.device);
   const idle = about.status === "running" && !open && about.round < about.rounds && away.length;
+  const more = devices.length < about.devices ? " and others" : away.length > 20 ? ` and ${away.length - 20} more` : "";
   const late = about.waits_for.map((d) => `${d.device} (${d.phase}${d.online ? "" : ", away"})`);
   const words = [
     ...about.trouble.map((said) => `Trouble: ${said}.`),
     about.canary.length ? `This run is tried first by ${about.canary.join(", ")}.` : "",
     open && late.length ? `Round ${open.round} waits for ${late.join(", ")}.` : "",
-    idle ? `No round is open; away: ${away.slice(0, 20).join(", ")}${away.length > 20 ? ` and ${away.length - 20} more` : ""}.` : "",
+    idle ? `No round is open; away: ${away.slice(0, 20).join(", ")}${more}.` : "",
   ].filter(Boolean);
   $("waits").hidden = !words.length;
   $("waits").textContent = words.join(" ");
@@ -223,6 +241,8 @@ function show(about, rounds, devices, shut, events, overlap) {
     ? `Round ${closed.round}: channels that two devices both keep over those that either keeps, in percent; `
       + `the first ${overlap.devices.length} masked devices by name.` : "";
   put("overlap", masked ? overlapPlot(overlap) : nothing("No masks yet, or all devices keep the whole model."));
+  $("quarantine-about").textContent = firstOf(shut, about.quarantined);
+  $("devices-about").textContent = firstOf(devices, about.devices);
   put("quarantine", table([
     ["device", (d) => d.device], ["seen", (d) => ago(d.seen)],
     ["reason", (d) => d.quarantine, "text"], ["", (d) => releaseButton(d.device)],
@@ -270,7 +290,7 @@ function show(about, rounds, devices, shut, events, overlap) {
 }
 
 function releaseButton(device) {
-  const button = make("button", { type: "button" }, "Release");
+  const button = make("button", { type: "button", "data-device": device }, "Release");
   button.addEventListener("click", () => {
     if (window.confirm(`Let ${device} in again?`)) order(`devices/${device}/release`);
   });
@@ -278,7 +298,7 @@ function releaseButton(device) {
 }
 
 function leaveButton({ device, retired }) {
-  const button = make("button", { type: "button" }, retired ? "Readmit" : "Retire");
+  const button = make("button", { type: "button", "data-device": device }, retired ? "Readmit" : "Retire");
   button.addEventListener("click", () => {
     if (window.confirm(retired ? `Take ${device} in again?` : `Let ${device} leave for good?`)) {
       order(`devices/${device}/${retired ? "readmit" : "retire"}`);
@@ -316,7 +336,7 @@ async function refresh() {
     if (fleet) {
       const at = `/api/v1/fleets/${fleet}`;
       const [rounds, devices, shut, events] = await Promise.all([
-        ask(`${at}/attempts?limit=60`), ask(`${at}/devices?limit=200`), ask(`${at}/quarantine`), ask(`${at}/events?limit=40`),
+        ask(`${at}/attempts?limit=60`), ask(`${at}/devices?limit=${MOST}`), ask(`${at}/quarantine?limit=${MOST}`), ask(`${at}/events?limit=40`),
       ]);
       const closed = rounds.find((r) => r.state === "closed");
       const overlap = closed ? await ask(`${at}/attempts/${closed.attempt}/overlap?limit=16`) : null;
@@ -328,7 +348,7 @@ async function refresh() {
     if (error instanceof NeedsToken) {
       $("door").hidden = false;
       $("main").hidden = true;
-      if (store && store.getItem("token")) { store.removeItem("token"); trouble("That token is not the right one."); }
+      if (token) { keep(""); trouble("That token is not the right one."); }
       return;
     }
     trouble(`The coordinator does not answer (${error.message}); what stands below is old.`);
@@ -354,7 +374,7 @@ $("abort").addEventListener("click", () => {
 });
 $("door").addEventListener("submit", (event) => {
   event.preventDefault();
-  if (store) store.setItem("token", $("token").value.trim());
+  keep($("token").value.trim());
   $("token").value = "";
   refresh();
 });
