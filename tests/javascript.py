@@ -99,7 +99,7 @@ LOADING = "location.href === 'about:blank' || document.readyState !== 'complete'
 
 
 def shown(chromium: Chromium, page: Path | str, first: str = "") -> tuple[str, Callable[[str], Any]]:
-    """Opens a page, a file or a URL; gives its session, and what evaluates JavaScript in it. ``first`` runs before it."""
+    """Opens a page, a file or a URL; gives its session, and what evaluates JavaScript in it. ``first`` runs before."""
     target = chromium.ask("Target.createTarget", url="about:blank")["targetId"]
     session = chromium.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
     if first:

@@ -11,12 +11,15 @@ export async function readBundle(bytes) {
     const content = members.get(name) ?? fail(`lacks ${name}`);
     if ((await digest(content)) !== sha256) fail(`holds another ${name} than its manifest names`);
   }
+  const { shape, windows = null } = manifest.input;
+  const sizes = [...shape, ...(windows === null ? [] : [windows.stride])];
+  if (!sizes.every((size) => Number.isInteger(size) && size > 0)) fail(`takes windows of no size (${sizes})`);
   const inside = manifest.variants.filter((row) => row.file !== null);
   const row = (name) => inside.find((one) => one.name === name) ?? fail(`holds no variant ${name}`);
   return {
     manifest,
-    shape: manifest.input.shape,
-    windows: manifest.input.windows ?? null, // { size, stride } where the model cuts one recording by itself
+    shape,
+    windows, // { size, stride } where the model cuts one recording by itself
     labels: manifest.output.labels,
     task: manifest.output.task ?? "classification", // what the outputs are: docs/export.md
     variants: inside.map((one) => one.name),
@@ -31,6 +34,7 @@ export async function readBundle(bytes) {
  */
 export function inputs({ shape, windows }, values) {
   const size = shape.reduce((a, b) => a * b, 1);
+  if (!values.every(Number.isFinite)) fail("takes numbers, and not NaN or infinity; drop or repair that input");
   if (windows === null) {
     const count = values.length / size;
     if (!Number.isInteger(count) || count < 1) fail(`takes windows of ${size} numbers, here are ${values.length}`);

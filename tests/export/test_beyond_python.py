@@ -124,6 +124,46 @@ def test_node_refuses_a_damaged_bundle(bundle, tmp_path):
     assert "than its manifest names" in done.stderr
 
 
+def test_node_refuses_numbers_that_are_none_and_windows_of_no_size(raw):
+    script = """
+    import { inputs, readBundle } from READER;
+    import fs from "node:fs";
+    const bundle = await readBundle(new Uint8Array(fs.readFileSync(BUNDLE)));
+    const said = (call) => call.then(() => "nothing", (problem) => problem.message);
+    const given = (last) => Float32Array.from({ length: 600 }, (_, i) => (i === 599 ? last : i));
+    const altered = (stride) => {
+      const text = fs.readFileSync(BUNDLE).toString("latin1").replace('"stride": 50', `"stride": ${stride}`);
+      return said(readBundle(Uint8Array.from(Buffer.from(text, "latin1"))));
+    };
+    const all = [inputs(bundle, given(1)).count];
+    for (const last of [NaN, Infinity]) all.push(await said((async () => inputs(bundle, given(last)))()));
+    console.log(JSON.stringify([...all, await altered("-7")]));
+    """
+    script = script.replace("READER", json.dumps((BROWSER / "bundle.mjs").as_uri()))
+    script = script.replace("BUNDLE", json.dumps(str(raw[0])))
+    command = [found("node", "nodejs"), "--input-type=module", "-e", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    none = "the bundle takes numbers, and not NaN or infinity; drop or repair that input"
+    assert json.loads(done.stdout) == [1, none, none, "the bundle takes windows of no size (6,100,-7)"]
+
+
+@pytest.mark.timeout(600)
+def test_page_draws_long_windows_and_fits_a_telephone(chromium, tmp_path):
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool1d(1), torch.nn.Flatten(), torch.nn.Linear(1, 2)).eval()
+    x = np.random.default_rng(0).normal(size=(2, 1, 200_000)).astype("<f4")
+    path, page = tmp_path / "long.talaria", tmp_path / "page.html"
+    make_bundle(path, model, example=x[:1], labels=["a" * 9, "b"], variants=(), seconds=0)
+    page.write_text(builder().page(path, x, packages(BROWSER) / "onnxruntime-web" / "dist"))
+    session, evaluate = shown(chromium, page)
+    answer = json.loads(evaluate(when("document.getElementById('results')?.textContent")))
+    assert answer.get("labels") == list(Predictor(path)(x).labels)
+    chromium.ask(
+        "Emulation.setDeviceMetricsOverride", session, width=360, height=640, deviceScaleFactor=1, mobile=True
+    )
+    assert evaluate("document.documentElement.scrollWidth") == 360
+
+
 @pytest.fixture
 def chromium(tmp_path: Path) -> Iterator[Chromium]:
     browser = Chromium(tmp_path / "profile")

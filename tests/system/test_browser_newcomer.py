@@ -50,7 +50,7 @@ def test_a_newcomer_gains_in_the_page_what_a_device_gains(example, chromium, tmp
     downloads = tmp_path / "downloads"
     downloads.mkdir()
     chromium.ask("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(downloads))
-    _, ask = shown(chromium, path)
+    session, ask = shown(chromium, path)
     status = "document.getElementById('status')?.textContent"
     assert "Label what you know" in ask(when(f"(({status} ?? 'Loading').startsWith('Loading') ? '' : {status})"))
     assert ask("document.getElementById('learn').disabled") is True
@@ -79,6 +79,11 @@ def test_a_newcomer_gains_in_the_page_what_a_device_gains(example, chromium, tmp
     assert report.figures["accuracy"] == pytest.approx(found["after"])
     named = np.array(data.labels)[own.test.y]
     assert np.mean(named == Predictor(bundle)(own.test.x).labels) == pytest.approx(found["after"])
+
+    chromium.ask(
+        "Emulation.setDeviceMetricsOverride", session, width=360, height=640, deviceScaleFactor=1, mobile=True
+    )
+    assert ask("document.documentElement.scrollWidth") == 360, "a telephone shows all of its width"
 
     # Who labels one stretch alone teaches it one exercise, and is told what that is worth.
     ask(f"{chosen}.slice(1).forEach((one) => {{ one.value = ''; one.onchange() }})")
