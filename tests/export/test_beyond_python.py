@@ -158,9 +158,7 @@ def test_page_draws_long_windows_and_fits_a_telephone(chromium, tmp_path):
     session, evaluate = shown(chromium, page)
     answer = json.loads(evaluate(when("document.getElementById('results')?.textContent")))
     assert answer.get("labels") == list(Predictor(path)(x).labels)
-    chromium.ask(
-        "Emulation.setDeviceMetricsOverride", session, width=360, height=640, deviceScaleFactor=1, mobile=True
-    )
+    chromium.ask("Emulation.setDeviceMetricsOverride", session, width=360, height=640, deviceScaleFactor=1, mobile=True)
     assert evaluate("document.documentElement.scrollWidth") == 360
 
 

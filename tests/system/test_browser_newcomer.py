@@ -80,9 +80,7 @@ def test_a_newcomer_gains_in_the_page_what_a_device_gains(example, chromium, tmp
     named = np.array(data.labels)[own.test.y]
     assert np.mean(named == Predictor(bundle)(own.test.x).labels) == pytest.approx(found["after"])
 
-    chromium.ask(
-        "Emulation.setDeviceMetricsOverride", session, width=360, height=640, deviceScaleFactor=1, mobile=True
-    )
+    chromium.ask("Emulation.setDeviceMetricsOverride", session, width=360, height=640, deviceScaleFactor=1, mobile=True)
     assert ask("document.documentElement.scrollWidth") == 360, "a telephone shows all of its width"
 
     # Who labels one stretch alone teaches it one exercise, and is told what that is worth.
