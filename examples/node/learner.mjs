@@ -49,7 +49,12 @@ export function runOf(spec) {
 
 /** Samples of a safetensors file with x_train, y_train and perhaps x_val, y_val; an error where they are not for the model. */
 export function samplesOf(file, { input_shape: wanted, classes }) {
-  const { tensors } = unpack(new Uint8Array(fs.readFileSync(file)));
+  let tensors;
+  try {
+    ({ tensors } = unpack(new Uint8Array(fs.readFileSync(file))));
+  } catch (problem) {
+    throw new Error(`${file}: is no safetensors file (${problem.message}); write it anew, as README.md says`);
+  }
   const part = (name) => {
     const [x, y] = [tensors[`x_${name}`], tensors[`y_${name}`]];
     if (!x || !y) return { x: { dtype: "F32", shape: [0, ...wanted], data: new Float32Array() }, y: [] };

@@ -57,7 +57,7 @@ export class Store {
   /** A value under its checksum; null where there is none. A damaged one is an error: nothing begins anew by itself. */
   sealed(name) {
     const data = this.read(name);
-    if (!data.length) return null;
+    if (!data.length && !fs.existsSync(this.at(name))) return null;
     if (!sha256(data.subarray(32)).equals(data.subarray(0, 32)))
       throw new Error(`${this.at(name)} is damaged; restore it from a backup, or move it away to begin anew`);
     return decode(data.subarray(32));

@@ -39,6 +39,11 @@ test("where the disk fills up, what was kept before stays, and the error names t
     assert.deepEqual(store.found("model", cut), [1]);
     store.seal("private.bin", DATA);
     assert.deepEqual(Buffer.from(store.sealed("private.bin")), DATA);
+    assert.equal(store.sealed("pending.bin"), null);
+    for (const left of ["", "\0".repeat(40)]) {
+      fs.writeFileSync(store.at("private.bin"), left); // as a power cut may leave it: nothing begins anew by itself
+      assert.throws(() => store.sealed("private.bin"), /private.bin is damaged; restore it/);
+    }
   } finally {
     fs.rmSync(store.folder, { recursive: true });
   }

@@ -319,5 +319,7 @@ test("samples that are not for the model are refused before anything is learned"
   assert.throws(of([6], [-1]), /0\.\.2/);
   assert.throws(of([6], [0], NaN), /finite/);
   assert.throws(of([6], []), /no training samples/);
+  fs.writeFileSync(file, "");
+  assert.throws(() => samplesOf(file, { input_shape: [6], classes: 3 }), /one.safetensors: is no safetensors file \(tensors: too few bytes\); write it anew/);
   fs.rmSync(path.dirname(file), { recursive: true });
 });
