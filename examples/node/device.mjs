@@ -357,6 +357,9 @@ class Device {
   }
 
   receipt({ attempt, outcome, reason }) {
+    // Nobody says of the last round of an asynchronous run what counted; what was refused is not to be gone on from.
+    if (outcome === "stored") this.store.publish();
+    else if (outcome !== "late") this.store.discard();
     this.tell("received", { attempt, outcome, reason });
     setImmediate(() => this.#guarded(() => this.#finishIfOver()));
   }

@@ -67,9 +67,9 @@ def written(folder, broker, **more):
 class Fleet:
     """A fleet of processes in which anna speaks JavaScript."""
 
-    def __init__(self, one, example, kit=True):
+    def __init__(self, one, example, kit=True, mode="quorum = 1.0\n"):
         self.one, self.example = one, example
-        one.extra = "quorum = 1.0\n"  # a round waits for everybody, however slow this machine is
+        one.extra = mode  # unless told otherwise a round waits for everybody, however slow this machine is
         if kit:  # else anna asks the coordinator for it
             (one.folder / "watch.kit").write_bytes(kits.encode(kit_of(one.run)))
         samples(one.folder, dict(np.load(one.folder / "anna.npz")))
@@ -140,6 +140,16 @@ def test_it_learns_to_the_byte_what_a_python_device_learns(fleet, a_run, example
     done = next(event for event in anna.events if event["event"] == "done")
     assert done["rounds"] == rounds
     assert 0 <= done["accuracy"] <= 1
+
+
+def test_asynchronously_what_was_stored_last_is_in_its_own_model(fleet, a_run, example):
+    one = fleet(a_run("fedper", rounds=2), devices=("anna", "bela"), engine="onnx")
+    two = Fleet(one, example, kit=False, mode='mode = "asynchronous"\nbuffer = 2\n')
+    anna, bela = two.anna(), two.one.agents(two.broker, "bela")
+    assert [anna.end(), bela.end(), two.coordinator.end()] == [0, 0, 0]
+    assert two.counted() == {1: ["anna", "bela"], 2: ["anna", "bela"]}
+    ends = [next(event for event in agent.events if event["event"] == "done") for agent in (anna, bela)]
+    assert [end["rounds"] for end in ends] == [2, 2]
 
 
 def test_it_augments_as_a_python_device_does(fleet, a_run, example):
