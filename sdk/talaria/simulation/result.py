@@ -135,7 +135,7 @@ class Result:
             "algorithm": run.algorithm,
             "dataset": self.asked["dataset"],
             "model": run.spec.to_json(),
-            "options": dict(run.hparams),
+            "options": dict(sorted(run.hparams.items())),  # a resumed run has them so
             "recipe": asdict(run.recipe),
             "rounds": run.rounds,
             "seed": run.seed,
@@ -176,9 +176,9 @@ class Result:
         already or cannot be written.
         """
         folder = valid.path("save", "folder", folder)
-        checkpoint.begin(folder, self.asked)
-        checkpoint.write(folder, self.learned, self.marks)
-        checkpoint.finish(folder, self.as_dict())
+        with checkpoint.begun(folder, self.asked):
+            checkpoint.write(folder, self.learned, self.marks)
+            checkpoint.finish(folder, self.as_dict())
         return folder
 
     def parameters(self, client: str) -> int:

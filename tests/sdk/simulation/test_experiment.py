@@ -597,6 +597,34 @@ def test_a_full_disk_is_said_with_what_its_folder_allows(
     assert len(again.learned.history) == 3
 
 
+def test_a_result_that_could_not_be_saved_is_saved_there_later(
+    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder was said to hold a run, and going on with that learned it all again."""
+    result, write = talaria.simulate("fedavg", data, rounds=1), durable.write
+
+    def full(path: Path, content: bytes, mode: int) -> None:
+        if path.name == checkpoint.STATE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content, mode=mode)
+
+    monkeypatch.setattr(durable, "write", full)
+    with pytest.raises(StateError, match="No space left on device"):
+        result.save(tmp_path / "run")
+    monkeypatch.undo()
+    assert talaria.resume(result.save(tmp_path / "run"), data=data).as_dict() == result.as_dict()
+
+
+def test_a_whole_run_is_measured_again_where_nobody_writes(
+    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options that were given in another order than that of their names were written anew."""
+    options = {"tune_epochs": 1, "mix": 0.5}
+    kept = talaria.simulate("fedavg_ft", data, rounds=1, options=options).save(tmp_path / "run")
+    monkeypatch.setattr(durable, "write", lambda *_, **__: pytest.fail("it was written"))
+    talaria.resume(kept, data=data)
+
+
 def test_unlabelled_windows_are_part_of_what_a_run_began_with() -> None:
     own = Samples.of([[0.0], [1.0]], [0, 1])
 
