@@ -32,7 +32,7 @@ MANY = 100
 def adapters(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
     rounds: Annotated[int, typer.Option(help="Side-by-side rounds.", min=3)] = 9,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.", callback=bars.place)] = None,
 ) -> None:
     """Measure adapters, kept features and merging against full fine-tuning on EfficientNet-Lite0."""
     import json

@@ -222,7 +222,7 @@ def aggregation(
     rounds: Annotated[int, typer.Option(help="Rounds in which all candidates run side by side.", min=1)] = 7,
     keep: Annotated[float, typer.Option(help="Kept part of each channel group.", min=0.01, max=1)] = 0.5,
     scale: Annotated[float, typer.Option(help="Width of the network; 1 is about 9 million values.", min=0.01)] = 1.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure the mean under masks beside naive numpy and naive torch: thread CPU time, one thread, interleaved.

@@ -38,7 +38,7 @@ def audit(
     noise: Annotated[float, typer.Option(help="Standard deviation of the noise, in lengths of clip.", min=0.1)] = 2.0,
     rounds: Annotated[int, typer.Option(help="Rounds that the canary is in.", min=1, max=1000)] = 4,
     trials: Annotated[int, typer.Option(help="Runs with the canary, and as many without.", min=100)] = 5000,
-    plot: Annotated[Path | None, typer.Option(help="Draw both epsilons here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw both epsilons here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Attack the noise of private rounds with a canary: no more epsilon may show than is claimed."""

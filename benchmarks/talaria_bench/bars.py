@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
+
+from talaria.errors import ConfigError
+
+
+def place(path: Path | None) -> Path | None:
+    """``path``, in a folder that is there: of each ``--plot``, and so said before minutes are measured. Raises
+    :class:`ConfigError` where nothing can be drawn."""
+    if path is not None:
+        why = f"--plot {path}: cannot be written; name a file in a folder of yours"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(why) from error
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ConfigError(why)
+    return path
 
 
 def draw(panels: Mapping[str, Mapping[str, float]], label: str, path: Path) -> None:
@@ -23,7 +40,6 @@ def draw(panels: Mapping[str, Mapping[str, float]], label: str, path: Path) -> N
         panel.margins(x=0.15)
         panel.set_title(title)
         panel.set_xlabel(label)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with pyplot.rc_context({"svg.hashsalt": "talaria", "svg.fonttype": "none"}):
         figure.savefig(path, format="svg", metadata={"Date": None})
     pyplot.close(figure)

@@ -62,7 +62,7 @@ print(first, int(peak.split()[1]) / 1024, "torch" in sys.modules)
 
 def engines(
     rounds: Annotated[int, typer.Option(help="Rounds in which both engines run side by side.", min=1)] = 15,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure a step of SGD with momentum on both engines: thread CPU time, interleaved, as ratios in one run.

@@ -38,7 +38,9 @@ def export(
     epochs: Annotated[int, typer.Option(help="Epochs of training before and after pruning.", min=0)] = 6,
     size: Annotated[int, typer.Option(help="Height and width of images.", min=16)] = 64,
     seconds: Annotated[float, typer.Option(help="CPU seconds of latency measurement per model.", min=0.1)] = 3.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ratios and their aims here, as SVG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the ratios and their aims here, as SVG.", callback=bars.place)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure export: the chosen variant of a pruned model against the dense model as torch exports it.

@@ -45,7 +45,7 @@ ATTEMPTS = 5
 
 def planner(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.", callback=bars.place)] = None,
     families: Annotated[str | None, typer.Option(help="Which models, by name, comma-separated.")] = None,
 ) -> None:
     """Measure the planner on this machine: prediction error on unseen widths, budgets kept, latency after pruning."""

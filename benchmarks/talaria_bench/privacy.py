@@ -24,7 +24,7 @@ MEASURED = 12
 
 def privacy(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw CPU times here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw CPU times here, as SVG.", callback=bars.place)] = None,
     devices: Annotated[int, typer.Option(help="Devices of the cohort.", min=3)] = 100,
     mib: Annotated[float, typer.Option(help="MiB of an unpruned update (float32).", min=0.05)] = 1.0,
     degree: Annotated[int, typer.Option(help="Neighbours of a device (even); 0: all others.", min=0)] = 24,

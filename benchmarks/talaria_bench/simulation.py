@@ -69,7 +69,7 @@ def simulation(
     ] = None,
     turns: Annotated[int, typer.Option(help="Turns that the candidates take.", min=1)] = 3,
     rounds: Annotated[int, typer.Option(help="Rounds of Fashion-MNIST in each turn.", min=2)] = 4,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure simulated rounds beside a loop by hand: CPU and wall time, steps of small networks, and memory."""

@@ -16,7 +16,7 @@ from talaria_bench.private import secure
 
 
 def test_every_bar_has_its_name_and_its_value(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "found.svg"
+    path = bars.place(tmp_path / "new" / "found.svg")
     bars.draw({"16 masks": {"ours": 52.5, "naive": 1440.0}, "4 masks": {"ours": 48.25}}, "CPU ms", path)
     text = path.read_text()
     assert all(word in text for word in ("16 masks", "4 masks", "ours", "naive", "52.5", "48.2", "1.44e+03", "CPU ms"))

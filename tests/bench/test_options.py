@@ -41,6 +41,22 @@ def test_a_load_that_no_fleet_takes_is_refused_before_it_is_measured(words: str,
     assert why in str(found.exception)
 
 
+@pytest.mark.parametrize(
+    "bench",
+    [
+        "adapters", "agent", "aggregation", "audit", "engines", "epsilon", "export", "load", "people", "planner",
+        "privacy", "secure", "simulation",
+    ],
+)  # fmt: skip
+def test_a_plot_that_cannot_be_written_is_refused_before_it_is_measured(bench: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path, tmp_path / "file" / "found.svg"):
+        given = ["bench", bench, "--plot", str(place)]
+        found = CliRunner().invoke(app(given), given)
+        assert isinstance(found.exception, ConfigError), found.output
+        assert f"--plot {place}: cannot be written" in str(found.exception)
+
+
 @pytest.mark.parametrize("words", ["chaos --faults 1 --devices 2", "story"])
 def test_a_folder_that_is_not_empty_is_refused_and_nothing_goes_on_there(words: str, tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text("of before")

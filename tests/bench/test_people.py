@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from talaria.data import presets
+from talaria_bench import bars
 from talaria_bench.people.bench import measure, people
 from talaria_bench.people.figures import chosen, interval
 from talaria_bench.people.figures import told as figures
@@ -32,7 +33,7 @@ def test_two_speakers_come_in_turn_and_what_is_kept_is_not_done_again(tmp_path: 
     assert len({facts["methods"]["fleet"]["mean"] for facts in one["amounts"].values()}) == 1
     assert picture(found).count("<polyline") == len(METHODS)
     plot = tmp_path / "a folder" / "that is not there.svg"  # it was found missing once all was measured
-    people(["vowels"], [0], tmp_path, 2, 2, plot)
+    people(["vowels"], [0], tmp_path, 2, 2, bars.place(plot))
     assert plot.read_text() == picture(found)
 
 

@@ -61,7 +61,7 @@ def agent(
         ),
     ] = None,
     bundle: Annotated[bool, typer.Option("--bundle", help="Write bundles too, which takes onnx.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw memory by event here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw memory by event here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure agents without torch: CPU until connected, and memory as they learn imu_cnn. Linux; needs Mosquitto."""

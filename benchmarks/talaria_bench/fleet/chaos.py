@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import time
 from collections import Counter
@@ -62,15 +61,16 @@ def chaos(
         if not as_json:
             typer.echo(text, err=True)
 
-    place = fl.new_folder("chaos", folder)
     if secure:
         keys.require(algorithm or keys.LEARNED, devices)
+    place = fl.new_folder("chaos", folder)
     learned = algorithm or (keys.LEARNED if secure else "fedper")
-    found = asyncio.run(Chaos(place, faults, seed, devices, count, learned, told, fresh, engine, secure, workers).run())
-    if folder is None and found["kept"]:
-        shutil.rmtree(place)
-    elif not found["kept"]:
-        typer.echo(f"talaria: what it left is in {place}", err=True)
+    found: dict[str, Any] = {}
+    try:
+        disturbed = Chaos(place, faults, seed, devices, count, learned, told, fresh, engine, secure, workers)
+        found = asyncio.run(disturbed.run())
+    finally:
+        fl.leave(place, folder, kept=found.get("kept", False))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
     else:

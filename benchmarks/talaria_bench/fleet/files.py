@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import typer
 
 from talaria.errors import ConfigError
 from talaria.federated.run import Engine, Member, Run
@@ -36,6 +38,16 @@ def new_folder(bench: str, given: Path | None = None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"talaria-{bench}-"))
     folder.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
     return folder
+
+
+def leave(folder: Path, given: Path | None, *, kept: bool) -> None:
+    """Remove the :func:`new_folder` that nobody named where all was ``kept``, or nothing begun; else say where it is,
+    also of what was interrupted."""
+    begun = folder.exists() and any(folder.iterdir())
+    if given is None and (kept or not begun):
+        shutil.rmtree(folder)
+    elif begun and not kept:
+        typer.echo(f"talaria: what it left is in {folder}", err=True)
 
 
 def write_data(path: Path, seed: int) -> None:

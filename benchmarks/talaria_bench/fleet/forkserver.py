@@ -72,6 +72,7 @@ class Nursery:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", "from talaria_bench.fleet.forkserver import main; main()",
                 str(theirs.fileno()), pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C in a terminal is for us: without it, whom we wait for never comes
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": ""},
             )  # fmt: skip
         ours.setblocking(False)
@@ -119,11 +120,21 @@ def main() -> None:
     """Serve on the socket whose descriptor is the first argument until its other end closes."""
     own = socket.socket(fileno=int(sys.argv[1]))
     _warm()
+    running: set[int] = set()
+    try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it closed while we spoke
+            _serve(own, running)
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _serve(own: socket.socket, running: set[int]) -> None:
+    """Until the other end closes; ``running`` are the programs that have not ended."""
     wake, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    running: set[int] = set()
     while True:
         ready, _, _ = select.select([own.fileno(), wake], [], [])
         if wake in ready:
@@ -138,8 +149,6 @@ def main() -> None:
             continue
         data, fds, _, _ = socket.recv_fds(own, PACKET, 2)
         if not data:
-            for pid in running:
-                os.kill(pid, signal.SIGKILL)
             return
         asked = json.loads(data)
         if "signal" in asked:

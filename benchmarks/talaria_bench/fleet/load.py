@@ -66,7 +66,9 @@ def load(
         float,
         typer.Option(help="With --secure and one round: the share of devices that die in its midst.", min=0, max=0.33),
     ] = 0.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw CPU times for each MiB received here, as SVG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw CPU times for each MiB received here, as SVG.", callback=bars.place)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Load one coordinator with many devices and real bytes: no loss, memory, CPU per MiB. Needs Mosquitto."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from talaria.errors import ConfigError
+from talaria_bench import bars
 
 if TYPE_CHECKING:
     from talaria_bench.people.studies import Study
@@ -24,7 +25,9 @@ def people(
     ),
     rounds: Annotated[int, typer.Option(help="Rounds of each fleet; 0: each study's own.", min=0)] = 0,
     subjects: Annotated[int, typer.Option(help="Leave out only so many subjects; 0: everybody in turn.", min=0)] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Write the curve over labels here, as SVG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write the curve over labels here, as SVG.", callback=bars.place)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure what a fleet is worth to people whom it never met: alone, its model, fine-tuned, personal."""
@@ -33,7 +36,6 @@ def people(
 
     found = measure(data, seeds or [0], out, rounds, subjects, lambda line: typer.echo(line, err=True))
     if plot is not None:
-        plot.parent.mkdir(parents=True, exist_ok=True)
         plot.write_text(picture(found))
     if as_json:
         typer.echo(json.dumps(found, indent=1))

@@ -19,6 +19,7 @@ import typer
 
 from talaria.errors import ConfigError
 from talaria.privacy.accounting import noise_for
+from talaria_bench import bars
 from talaria_bench.private.cells import Study, cell
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -69,7 +70,7 @@ def epsilon(
     out: Annotated[Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.")] = Path(
         "runs/private"
     ),
-    plot: Annotated[Path | None, typer.Option(help="Write the curves here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure accuracy over epsilon: what noise for a privacy budget costs, by the size of the cohort."""

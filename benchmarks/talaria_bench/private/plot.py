@@ -47,7 +47,6 @@ def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
         panel.grid(alpha=0.25)
         panel.legend(fontsize=8)
     panels[0][0].set_ylabel("members' mean accuracy")
-    path.parent.mkdir(parents=True, exist_ok=True)
     with pyplot.rc_context({"svg.hashsalt": "talaria", "svg.fonttype": "none"}):
         figure.savefig(path, format="svg", metadata={"Date": None})
     pyplot.close(figure)

@@ -34,7 +34,7 @@ def secure(
     out: Annotated[Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.")] = Path(
         "runs/private"
     ),
-    plot: Annotated[Path | None, typer.Option(help="Draw both accuracies here, as SVG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw both accuracies here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure the accuracy of secure sums beside plain ones, after the same rounds."""

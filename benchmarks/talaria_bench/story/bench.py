@@ -55,11 +55,11 @@ def story(
             typer.echo(text, err=True)
 
     place = fl.new_folder("story", folder)
-    found = asyncio.run(Story(place, plan, told).run())
-    if folder is None and found["kept"]:
-        shutil.rmtree(place)
-    elif not found["kept"]:
-        typer.echo(f"talaria: what it left is in {place}", err=True)
+    found: dict[str, Any] = {}
+    try:
+        found = asyncio.run(Story(place, plan, told).run())
+    finally:
+        fl.leave(place, folder, kept=found.get("kept", False))
     typer.echo(json.dumps(found, indent=1) if as_json else _words(found))
     raise typer.Exit(0 if found["kept"] else 1)
 

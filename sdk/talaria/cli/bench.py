@@ -1,11 +1,15 @@
 """``talaria bench``: the benchmarks that are installed, from the entry-point group ``talaria.benches``."""
 
+import signal
+import sys
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from talaria import stopping
 from talaria.errors import ConfigError
 
 GROUP = "talaria.benches"
@@ -38,8 +42,11 @@ app = typer.Typer(
 
 
 @app.callback()
-def bench() -> None:
+def bench(context: typer.Context) -> None:
     """Measure this machine: ratios within one run, on thread CPU time. Each has --help and --json."""
+    for name in set(stopping.asked_by()) - {signal.SIGINT}:  # as after Ctrl-C, its programs end and its folders go
+        before = signal.signal(name, lambda number, _: sys.exit(128 + number))
+        context.call_on_close(partial(signal.signal, name, before))
 
 
 def _missing() -> None:
