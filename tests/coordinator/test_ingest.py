@@ -227,7 +227,7 @@ def test_a_worker_that_waits_for_a_broker_says_that_it_goes_on(monkeypatch):
             if len(said) < 5:
                 raise TransportError("nobody answers")
 
-    asyncio.run(_begun(Link(), said.append))
+    assert asyncio.run(_begun(Link(), said.append, lambda: False))
     assert said == [w.Linked(False, "nobody answers"), *4 * [w.Alive()]]
 
 
@@ -288,6 +288,22 @@ def test_a_worker_that_cannot_begin_says_why(tmp_path):
     (why,) = asyncio.run(story())
     assert not why.up
     assert "no_such" in why.reason
+
+
+def test_a_worker_that_waits_for_a_broker_ends_with_its_coordinator(tmp_path):
+    """A real one. Killed together with its broker, a coordinator left it behind for as long as no broker came."""
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg", rounds=1)
+    config = FleetConfig(name="watch", run=run, state=tmp_path, devices=2, workers=1)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen([sys.executable, "-m", PROGRAM], stdin=theirs.fileno())
+    with ours:
+        ours.sendall(json.dumps(asdict(Post.of(config, "mqtt://127.0.0.1:1", 0))).encode() + b"\n")
+        assert ours.recv(1 << 16)  # that nobody answers
+    try:
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
 
 
 def test_a_worker_knows_of_its_fleet_what_matters(tmp_path, monkeypatch):

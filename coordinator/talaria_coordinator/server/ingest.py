@@ -174,13 +174,14 @@ async def _work(
     uploads = Uploads(config.state / "uploads", config.max_update)
     worker = Worker(config.name, post.number, uploads, learning, say, writer.drain)
     link = _link(post, config, worker.filters)
-    await _begun(link, say)
-    await worker.run(link, words(reader))
+    if await _begun(link, say, writer.is_closing):
+        await worker.run(link, words(reader))
 
 
-async def _begun(link: Mqtt, say: Callable[[Word], None]) -> None:
+async def _begun(link: Mqtt, say: Callable[[Word], None], gone: Callable[[], bool]) -> bool:
+    """Whether the broker answers; not where the coordinator is ``gone`` before it does."""
     told = ""
-    while True:
+    while not gone():
         try:
             await link.start()
         except TransportError as error:
@@ -190,7 +191,8 @@ async def _begun(link: Mqtt, say: Callable[[Word], None]) -> None:
             say(Alive())
             await asyncio.sleep(AGAIN_S)
         else:
-            return
+            return True
+    return False
 
 
 def _link(post: Post, config: FleetConfig, filters: tuple[str, ...]) -> Mqtt:
