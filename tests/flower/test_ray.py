@@ -1,5 +1,6 @@
 """Clients on a real Ray cluster of two nodes: the bytes of workers. `make flower` has Ray in its venv."""
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -8,7 +9,7 @@ from ray.cluster_utils import Cluster
 
 import talaria
 from talaria.data import Federated
-from talaria.errors import ConfigError, DataError
+from talaria.errors import ConfigError, DataError, StateError
 from talaria.simulation.ray_crew import RayCrew
 from talaria.simulation.run import crew_of
 from talaria.tensors import equal
@@ -59,6 +60,12 @@ def test_both_nodes_work_and_what_one_raises_is_raised_here(address: str) -> Non
         with pytest.raises(DataError, match="clean it"):
             list(crew.answers(shared, [({"number": n}, None) for n in range(8, 11)]))
         assert next(crew.answers(shared, [({"number": 1}, None)]))[2] == b"whole"
+
+
+def test_an_actor_that_ends_is_told_with_what_can_be_done(address: str) -> None:
+    told = pytest.raises(StateError, match=r"Ray actors ended .*the last round that --save kept, or begin anew")
+    with RayCrew(address, lambda asked, shared, private: os._exit(1)) as crew, told:
+        list(crew.answers({}, [({}, None)]))
 
 
 def test_what_a_cluster_cannot_do_is_refused_by_name() -> None:

@@ -101,6 +101,7 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
         tensors |= prefixed(shared, f"models/{version}/")
     facts = {
         "format": FORMAT,
+        "run": learned.run.identity,
         "private": names,
         "sent": learned.bytes_up,
         "under_way": under_way,
@@ -135,6 +136,7 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
         fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
         fleet.models = {version: under(tensors, f"models/{version}/") for version in facts["models"]}
         others = set(fleet.private).union(facts["sent"]) != set(fleet.members)
+        another = facts.get("run", fleet.run.identity) != fleet.run.identity  # nor this
         fleet.sent = dict(facts["sent"])
         fleet.under_way = [(clock, name, base_version) for clock, name, base_version in facts["under_way"]]
         fleet.history = [_facts(one) for one in facts["history"]]
@@ -144,6 +146,8 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
         raise StateError(f"{path}: damaged ({error}); remove it to begin this run anew") from error
     if others:
         raise StateError(f"{path}: is of other clients than the data; give the data that the run began with")
+    if another:
+        raise StateError(f"{path}: is of another run than {EXPERIMENT} beside it; bring back the one of this run")
     return marks
 
 

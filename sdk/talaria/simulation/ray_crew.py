@@ -107,7 +107,10 @@ class RayCrew(Crew):
                     found[number] = _answer(ray.get(one))
         except ray.exceptions.RayActorError as error:
             why = str(error).splitlines()[0][:200]
-            raise StateError(f"simulate: one of {self.count} Ray actors ended ({why}); go on with --resume") from None
+            raise StateError(
+                f"simulate: one of {self.count} Ray actors ended ({why}); go on with --resume from the last round that "
+                "--save kept, or begin anew"
+            ) from None
 
 
 def _answer(told: Sequence[Any]) -> Answer:

@@ -440,7 +440,7 @@ def test_what_goes_tensor_by_tensor_goes_on_in_the_same_order(
     both = [(tmp_path / name / checkpoint.STATE).read_bytes() for name in ("whole", "cut")]
     assert both[0] == both[1]
     state, facts = load_file(tmp_path / "cut" / checkpoint.STATE), safetensors_facts(both[1])
-    del facts["order"], facts["sha256"]  # as an older version left it
+    del facts["order"], facts["sha256"], facts["run"]  # as an older version left it
     save_file(state, tmp_path / "cut" / checkpoint.STATE, {"talaria": json.dumps(facts)})
     assert talaria.resume(tmp_path / "cut", data=data).as_dict() == whole.as_dict()
 
@@ -573,6 +573,15 @@ def test_a_file_that_counts_other_clients_is_refused(data: talaria.Federated, tm
     kept.write_bytes(other.replace(b"sha256", b"sha***"))
     with pytest.raises(StateError, match="of other clients than the data"):
         talaria.resume(tmp_path / "a", data=data)
+
+
+def test_a_file_of_another_run_is_refused(data: talaria.Federated, tmp_path: Path) -> None:
+    """The same clients and tensors: it went on from there, under the other's name."""
+    for seed in (0, 1):
+        talaria.simulate("fedavg", data, rounds=1, seed=seed, save=tmp_path / str(seed))
+    (tmp_path / "0" / checkpoint.STATE).replace(tmp_path / "1" / checkpoint.STATE)
+    with pytest.raises(StateError, match=r"state\.safetensors: is of another run than experiment\.json beside it"):
+        talaria.resume(tmp_path / "1", data=data)
 
 
 @pytest.mark.parametrize(("full_in", "mend"), [(1, "begin anew"), (2, "resume")])
