@@ -84,6 +84,8 @@ def main() -> None:
     for name in ("clients", "turns"):
         if (asked_for := getattr(asked, name)) is not None and asked_for < 1:
             parser.error(f"--{name} {asked_for}: take 1 at least")
+    if asked.out.is_dir() or asked.out.suffix == ".svg":
+        parser.error(f"--out {asked.out}: figures go there, and the plot beside them as .svg; name a .json file")
     if asked.rounds < 2:
         parser.error(f"--rounds {asked.rounds}: the first round is not counted; take 2 at least")
     try:  # before minutes of installing

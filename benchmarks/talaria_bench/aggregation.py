@@ -222,16 +222,16 @@ def aggregation(
     rounds: Annotated[int, typer.Option(help="Rounds in which all candidates run side by side.", min=1)] = 7,
     keep: Annotated[float, typer.Option(help="Kept part of each channel group.", min=0.01, max=1)] = 0.5,
     scale: Annotated[float, typer.Option(help="Width of the network; 1 is about 9 million values.", min=0.01)] = 1.0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ratios here, as SVG.", callback=bars.place)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw CPU times here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     """Measure the mean under masks beside naive numpy and naive torch: thread CPU time, one thread, interleaved.
 
-    Once with a mask of its own for each client, and once with four masks for all. The inner loops are compiled where
-    numba is installed (`talaria[fast]`), and numpy's otherwise; the output says which.
+    Once with a mask of its own for each client, and, of more than four, once with four masks for all. The inner loops
+    are compiled where numba is installed (`talaria[fast]`), and numpy's otherwise; the output says which.
     """
     torch.set_num_threads(1)
-    found = [measure(clients, tiers, scale, rounds, keep) for tiers in (clients, 4)]
+    found = [measure(clients, tiers, scale, rounds, keep) for tiers in sorted({clients, min(clients, 4)}, reverse=True)]
     if plot is not None:
         bars.draw({f"{one['masks']} masks": one["ms"] for one in found}, "CPU ms of a fold", plot)
     which = type(loops_for(found[0]["values"])).__name__.lower()

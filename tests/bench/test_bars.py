@@ -1,5 +1,6 @@
 """The plot that benches share, and a bench that writes it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,12 @@ def test_the_bench_of_folds_draws_its_peers_and_its_limit(tmp_path: Path, capsys
     text = (tmp_path / "a.svg").read_text()
     assert all(word in text for word in ("5 masks", "4 masks", "naive_numpy", "naive_torch", "memory_pass"))
     assert "passes over the memory" in capsys.readouterr().out
+
+
+def test_no_more_masks_are_told_than_there_are_clients(capsys: pytest.CaptureFixture[str]) -> None:
+    for clients, told in ((2, [2]), (4, [4]), (5, [5, 4])):
+        aggregation(clients=clients, rounds=1, scale=0.01, plot=None, as_json=True)
+        assert [one["masks"] for one in json.loads(capsys.readouterr().out)["settings"]] == told
 
 
 def an_audit(plot: Path, patch: pytest.MonkeyPatch) -> None:

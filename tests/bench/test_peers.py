@@ -18,6 +18,8 @@ RUN = Path(__file__).parents[2] / "benchmarks" / "peers" / "run.py"
         (["--only", "", "--plato", "."], "has no plato/servers/fedavg.py; give a checkout"),
         (["--only", "flower", "--clients", "4"], "leave flower out of --only"),
         (["--rounds", "1"], "take 2 at least"),
+        (["--out", "found.svg"], "the plot beside them as .svg; name a .json file"),  # it was written over the figures
+        (["--out", "."], "name a .json file"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(words: list[str], why: str, tmp_path: Path) -> None:
