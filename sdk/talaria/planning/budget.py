@@ -26,7 +26,7 @@ class Budget:
     run_memory_mb: float | None = None
     """Weights and the live activations of one input, at their peak."""
     train_memory_mb: float | None = None
-    """Weights, gradients, optimizer state and saved activations, at their peak."""
+    """Weights, gradients, SGD's momenta and saved activations, at their peak. Adam holds what is trained once more."""
     bundle_mb: float | None = None
     """The models in the deployed bundle: the one that is served, and the fp32 form where both fit. What proves them
     comes on top, some kilobytes."""

@@ -1,7 +1,7 @@
 """Bytes that a model holds while it runs and while it trains, exact for torch's own tensors.
 
-The model runs on torch's ``meta`` device, where tensors have a shape but no values: nothing is computed, and each
-allocation and release is seen. Scratch space inside kernels is not.
+The model runs on the ``meta`` device of torch where it can, where tensors have a shape but no values: nothing is
+computed, and each allocation and release is seen. Scratch space inside kernels is not.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter, RNNBase
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from talaria import seeds
+from talaria.model import tokens
 from talaria.model.cloning import clone
+from talaria.model.dependency_groups import TRACE_ERRORS
 
 
 class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,35 +60,26 @@ class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def running(model: Module, input_shape: tuple[int, ...], batch: int = 1) -> int:
     """Peak bytes of one inference: weights, input and the activations alive at once."""
-    module = clone(model).to("meta").requires_grad_(False).eval()
 
-    def run() -> None:
-        with torch.no_grad():
-            module(torch.empty(batch, *input_shape, device="meta"))
+    @torch.no_grad()
+    def run(module: Module, x: Tensor) -> None:
+        module(x)
 
-    return _peak(module, run)
+    return _peak(clone(model).requires_grad_(False).eval(), input_shape, batch, run)
 
 
 def training(model: Module, input_shape: tuple[int, ...], batch: int, *, momentum: bool = True) -> int:
     """Peak bytes of one SGD step on ``batch`` samples, for the parameters of ``model`` that need gradients and with
     its modules' present modes: weights, gradients, momentum, saved activations."""
-    needs = [p.requires_grad for p in model.parameters()]
-    modes = [m.training for m in model.modules()]
-    module = clone(model).to("meta")
-    for parameter, need in zip(module.parameters(), needs, strict=True):
-        parameter.requires_grad_(need)
-    for part, mode in zip(module.modules(), modes, strict=True):
-        part.training = mode
-    trained = [p for p in module.parameters() if p.requires_grad]
-    held = [torch.empty_like(p) for p in trained] if momentum else []
 
-    def step() -> None:
-        x = torch.empty(batch, *input_shape, device="meta")
-        y = torch.empty(batch, dtype=torch.int64, device="meta")
-        F.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+    def step(module: Module, x: Tensor) -> None:
+        out = module(x)
+        rows = out.reshape(-1, out.shape[-1])
+        y = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
+        F.cross_entropy(rows, y).backward()  # type: ignore[no-untyped-call]
 
-    peak = _peak(module, step)
-    return peak + sum(t.nbytes for t in held)
+    held = sum(p.nbytes for p in model.parameters() if p.requires_grad) if momentum else 0
+    return _peak(model, input_shape, batch, step) + held
 
 
 def train_only(model: Module, keys: Collection[str]) -> None:
@@ -98,9 +92,23 @@ def train_only(model: Module, keys: Collection[str]) -> None:
         layer.training = any((f"{prefix}.{n}" if prefix else n) in wanted for n in own)
 
 
-def _peak(module: Module, run: Callable[[], None]) -> int:
+def _peak(model: Module, input_shape: tuple[int, ...], batch: int, run: Callable[[Module, Tensor], None]) -> int:
+    """What ``run`` of a copy of ``model`` and a batch holds at most. With values where it must be: recurrent layers
+    have other kernels on ``meta``, and some networks look at values, or hold tensors that are not theirs to move."""
+    if not any(isinstance(part, RNNBase) for part in model.modules()):
+        empty: dict[int, Any] = {id(b): torch.empty_like(b, device="meta") for b in model.buffers()}
+        empty |= {id(p): Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
+        try:
+            return _held(clone(model, empty), torch.empty(batch, *input_shape, device="meta"), run)
+        except TRACE_ERRORS:
+            pass
+    with seeds.aside():
+        return _held(clone(model), tokens.example(model, input_shape, batch), run)
+
+
+def _held(module: Module, x: Tensor, run: Callable[[Module, Tensor], None]) -> int:
     ledger = Ledger()
-    ledger.know([*module.parameters(), *module.buffers()])
+    ledger.know([*module.parameters(), *module.buffers(), x])
     with ledger:
-        run()
+        run(module, x)
     return ledger.peak

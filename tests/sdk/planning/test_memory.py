@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from talaria.model import zoo
+from talaria.model import tokens, zoo
 from talaria.model.spec import ModelSpec
 from talaria.planning import memory
 
@@ -56,3 +58,50 @@ def test_a_larger_batch_needs_more_and_the_model_is_left_alone() -> None:
     assert small < large < 2 * small
     assert model.training
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+class Steps(nn.Module):
+    """A class for each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.head = nn.GRU(6, 24, batch_first=True), nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.gru(x)[0].relu())
+        return logits
+
+
+class Words(nn.Module):
+    """Reads tokens, looks at their values, and has one weight under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9, 16, padding_idx=0)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 1)
+        self.one, self.two, self.head = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.two.weight = self.one.weight
+        tokens.as_numbers(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.encoder(self.table(x), src_key_padding_mask=x == 0)[:, : int((x != 0).sum(1).max())]
+        logits: Tensor = self.head(self.two(self.one(y.mean(1)).relu()))
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize(("net", "shape"), [(Steps, (30, 6)), (Words, (12,))])
+def test_it_is_what_tensors_with_values_hold(net: type[nn.Module], shape: tuple[int, ...]) -> None:
+    model = net()
+    x, before = tokens.example(model, shape, 8), torch.get_rng_state()
+    ledger = memory.Ledger()
+    ledger.know([*model.parameters(), *model.buffers()])
+    with ledger:
+        out = model(x.clone())
+        F.cross_entropy(out.flatten(0, -2), torch.zeros(math.prod(out.shape[:-1]), dtype=torch.int64)).backward()
+    torch.set_rng_state(before)
+    momenta = sum(p.nbytes for p in model.parameters())
+    assert memory.training(model, shape, 8) >= ledger.peak + momenta
+    assert memory.training(model, shape, 8) == pytest.approx(ledger.peak + momenta, rel=0.06)
+    assert memory.running(model, shape) > sum(p.nbytes for p in model.parameters()) + x[:1].nbytes
+    assert torch.equal(torch.get_rng_state(), before)
