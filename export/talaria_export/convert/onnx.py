@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from talaria.errors import ConfigError, DataError, ModelError
 from talaria.foreign import shown
 from talaria.model import answers
+from talaria.model.called import by_place
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.merging import merge
@@ -156,12 +157,13 @@ def _bounded(model: Module) -> Module:
     would answer where torch refuses."""
     for layer in model.modules():
         if isinstance(layer, Embedding):
-            layer.register_forward_pre_hook(_beyond)
+            layer.register_forward_pre_hook(_beyond, with_kwargs=True)
     return model
 
 
-def _beyond(layer: Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(torch.where(places < 0, cast(Embedding, layer).num_embeddings, places) for places in given)
+def _beyond(layer: Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> tuple[tuple[Tensor], dict[str, Any]]:
+    ((places,), _) = by_place(layer, given, named)
+    return (torch.where(places < 0, cast(Embedding, layer).num_embeddings, places),), {}
 
 
 def _merged(model: Module) -> Module:

@@ -34,26 +34,45 @@ HEART_RESNET = AdapterSpec("heart", where=("layer*.*.conv*",))
 """HEART-PFL's two adapters per BasicBlock of a ResNet-18: behind conv1 and conv2, before their BatchNorm."""
 
 
-class Parallel(Module):
+class _ReadPastError(ModelError, AttributeError):
+    """A network reads the weights of a layer past its pass: nothing would be learned of the adapter there."""
+
+
+class _Beside(Module):
+    """``base``, the layer ``name``, with ``adapter``. What a network asks of the layer, such as ``in_features``, the
+    base answers."""
+
+    def __init__(self, base: Module, adapter: Module) -> None:
+        super().__init__()
+        self.base, self.adapter, self.name = base, adapter, ""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "base":
+                raise
+            found = getattr(self.base, name)
+        if isinstance(found, Tensor):
+            raise _ReadPastError(
+                f"adapters: the network reads {name!r} of layer {self.name!r} itself, where an adapter has no part; "
+                "leave that layer out (where names those that take one), or call it"
+            )
+        return found
+
+
+class Parallel(_Beside):
     """``base(x) + adapter(x)``."""
 
-    def __init__(self, base: Module, adapter: Module) -> None:
-        super().__init__()
-        self.base, self.adapter = base, adapter
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.add(self.base(x), self.adapter(x))
+    def forward(self, input: Tensor) -> Tensor:  # as torch's layers name it: a network may call one so
+        return torch.add(self.base(input), self.adapter(input))
 
 
-class Behind(Module):
+class Behind(_Beside):
     """``y + adapter(y)`` for ``y = base(x)``."""
 
-    def __init__(self, base: Module, adapter: Module) -> None:
-        super().__init__()
-        self.base, self.adapter = base, adapter
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.base(x)
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = self.base(input)
         return torch.add(y, self.adapter(y))
 
 
@@ -68,8 +87,8 @@ class Factors(Module):
         super().__init__()
         self.down, self.up, self.nonlinear = down, up, nonlinear
 
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.down(x)
+    def forward(self, input: Tensor) -> Tensor:
+        hidden = self.down(input)
         out: Tensor = self.up(torch.relu(hidden) if self.nonlinear else hidden)
         return out
 
@@ -110,7 +129,10 @@ def insert(model: Module, spec: AdapterSpec, skip: Sequence[str] = (), seed: int
     with seeds.aside(seed):
         for name in chosen:
             base = out.get_submodule(name)
-            out.set_submodule(name, _adapted(base, spec).train(base.training))
+            made = _adapted(base, spec).train(base.training)
+            if isinstance(made, _Beside):
+                made.name = name
+            out.set_submodule(name, made)
     _walk_through(out)
     return out
 

@@ -61,9 +61,9 @@ class OfCalls(Module):
         self.p, self._function = float(own.p), next(one for one, kind in KINDS.items() if kind is type(own))
         self.train(own.training)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """What dropout leaves of ``x``."""
-        left: Tensor = self._function(x, self.p, self.training)
+    def forward(self, input: Tensor) -> Tensor:
+        """What dropout leaves of ``input``."""
+        left: Tensor = self._function(input, self.p, self.training)
         return left
 
 

@@ -46,9 +46,9 @@ class StandIn(Module):
             setattr(self, name, getattr(own, name))
         self.several = own.num_layers * (2 if own.bidirectional else 1)
 
-    def forward(self, x: Any, hx: Any = None) -> tuple[Any, Any]:
+    def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
         """``(states, last)``, as the layer's own; every first state enters every moment."""
-        first_is = bool(self.batch_first)
+        x, first_is = input, bool(self.batch_first)
         time = 1 if first_is and (isinstance(x, Padded) or x.dim() == 3) else 0
         data = self.units(x.ordered(first_is) if isinstance(x, Padded) else x)
         for first in () if hx is None else hx if isinstance(hx, tuple) else (hx,):
@@ -96,8 +96,8 @@ def dropping(layer: RNNBase, factors: Callable[[int, Tensor], Tensor]) -> Callab
     where torch would draw some of its own: for all moments of a packed sequence that keeps how many there are
     (:func:`talaria.model.packing.told`). What is no batch stays torch's."""
 
-    def forward(x: Any, hx: Any = None) -> Any:
-        packed = isinstance(x, PackedSequence)
+    def forward(input: Any, hx: Any = None) -> Any:
+        x, packed = input, isinstance(input, PackedSequence)
         if not layer.training or not (packed or x.dim() == 3) or layer.proj_size:
             return type(layer).forward(layer, x, hx)
         order = x.sorted_indices if packed else None

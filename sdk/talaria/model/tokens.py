@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import Embedding, EmbeddingBag, Module
 
 from talaria.errors import DataError
+from talaria.model.called import by_place
 from talaria.tensors import Array
 
 
@@ -23,13 +25,13 @@ def as_numbers(module: Module) -> Module:
     """``module``, whose embeddings take float32 for the whole numbers that it holds: samples travel as float32."""
     for one in module.modules():
         if isinstance(one, Embedding | EmbeddingBag) and _cast not in one._forward_pre_hooks.values():
-            one.register_forward_pre_hook(_cast)
+            one.register_forward_pre_hook(_cast, with_kwargs=True)
     return module
 
 
-def _cast(module: Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    places, *rest = given
-    return (places.long() if places.is_floating_point() else places, *rest)
+def _cast(module: Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    (places, *rest), named = by_place(module, given, named)
+    return (places.long() if places.is_floating_point() else places, *rest), named
 
 
 def example(module: Module, shape: tuple[int, ...], batch: int) -> Tensor:

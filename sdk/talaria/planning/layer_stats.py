@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import Module
 
 from talaria.errors import ModelError
-from talaria.model import merging, zoo
+from talaria.model import called, merging, zoo
+from talaria.model.cloning import clone
 from talaria.model.dependency_groups import CONVS, is_depthwise
 from talaria.model.masks import Axis, ChannelLayout
 from talaria.model.recurrent import GATES
@@ -36,24 +37,18 @@ def describe(model: Module, example: Tensor, layout: ChannelLayout, split: Split
     try:
         run, renamed = merging.merge(model), True
     except ModelError:
-        run, renamed = model, False
+        run, renamed = clone(model), False
     layers: list[Layer] = []
-    handles = []
     for name, module in run.named_modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # padded sequences stay as long as they are: nested ones have no sizes
         if isinstance(module, (*CONVS, *TRANSPOSED, nn.Linear)):
             key = _key(f"{name}.weight" if name else "weight", shapes, renamed)
-            handles.append(module.register_forward_hook(_noting(layers, name, layout.axes.get(key))))
+            module.register_forward_hook(_noting(layers, name, layout.axes.get(key)), with_kwargs=True)
         elif type(module) in GATES or isinstance(module, nn.MultiheadAttention):
-            handles.append(module.register_forward_hook(_weighing(layers, name, layout, shapes)))
-    modes = {m: m.training for m in run.modules()}
-    try:
-        with torch.no_grad():
-            run.eval()(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
+            module.register_forward_hook(_weighing(layers, name, layout, shapes), with_kwargs=True)
+    with torch.no_grad():
+        run.eval()(example)
     return Anatomy(layout, tuple(layers), shapes, split)
 
 
@@ -66,10 +61,11 @@ def _key(merged: str, shapes: Mapping[str, tuple[int, ...]], renamed: bool) -> s
 
 
 def _noting(layers: list[Layer], name: str, axes: tuple[Axis, ...] | None) -> Any:
-    def note(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def note(module: Any, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
+        (x, *_), _ = called.by_place(module, given, named)
         weight = module.weight
         linear = isinstance(module, nn.Linear)
-        positions = (_positions(output, linear), _positions(inputs[0], linear))
+        positions = (_positions(output, linear), _positions(x, linear))
         kernel = math.prod(weight.shape[2:])
         if linear or max(positions) == 1:
             kind = "vector"
@@ -93,8 +89,9 @@ def _weighing(layers: list[Layer], name: str, layout: ChannelLayout, shapes: Map
     """Notes the products of a layer whose weights are many: each weighs all moments of what comes in, as those of a
     recurrent layer do with the states before, and those of attention with what the heads give."""
 
-    def note(module: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
-        moments = math.prod(inputs[0].shape[:-1]) if isinstance(inputs[0], Tensor) else len(inputs[0].data)
+    def note(module: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        (x, *_), _ = called.by_place(module, given, named)
+        moments = math.prod(x.shape[:-1]) if isinstance(x, Tensor) else len(x.data)
         for key, weight in module.named_parameters():
             if weight.dim() == 2:
                 full = f"{name}.{key}"

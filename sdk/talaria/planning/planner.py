@@ -111,10 +111,10 @@ def _adapters(spec: ModelSpec, kind: str, rank: int | None) -> AdapterSpec:
 
 @lru_cache(maxsize=64)
 def _adaptable(spec: ModelSpec) -> bool:
-    """Whether the model has a layer beside its head that low-rank adapters can sit on."""
+    """Whether the model has a layer beside its head that low-rank adapters can sit on, and runs with them."""
     bare = replace(zoo.plain(spec), adapters=AdapterSpec("lowrank", RANKS[0]))
     try:
-        zoo.build(bare)
+        zoo.build(bare).eval()(zoo.example(bare))
     except ModelError:
         return False
     return True

@@ -170,8 +170,8 @@ def _among(draws: Sequence[Iterator[Tensor]]) -> Callable[[int, Tensor], Tensor]
     return factors
 
 
-def _times(draws: Iterator[Tensor], x: Tensor) -> Tensor:
-    return x * _beside(next(draws), x)
+def _times(draws: Iterator[Tensor], input: Tensor) -> Tensor:
+    return input * _beside(next(draws), input)
 
 
 def _beside(draw: Tensor, x: Tensor) -> Tensor:

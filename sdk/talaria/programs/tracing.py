@@ -21,6 +21,7 @@ from torch.fx.proxy import TraceError
 from torch.nn import LSTM, Module, RNNBase
 from torch.nn.utils import rnn
 
+from talaria.model.called import by_place
 from talaria.model.dependency_groups import TRACE_ERRORS
 from talaria.model.following import Follower
 from talaria.model.inside import Inside, base_of
@@ -75,6 +76,7 @@ class Tracer(Follower):
         """As fx follows it; of a module that is used twice the last time stays, as with a hook."""
         if self.answering or self.elsewhere:
             return forward(*args, **kwargs)
+        args, kwargs = by_place(m, args, kwargs)
         given, own = (args or (None,))[0], base_of(m)
         if isinstance(own, RNNBase):
             args, kwargs = _beginning(own, *args, **kwargs), {}

@@ -77,7 +77,8 @@ def _drawn(layer: Module, streams: Sequence[Draws]) -> Callable[..., Any]:
     if isinstance(layer, MultiheadAttention):
         return attention.dropping(layer, _weights_of(layer, stream))
 
-    def forward(x: Tensor) -> Tensor:
+    def forward(input: Tensor) -> Tensor:
+        x = input
         if not layer.training:
             return x
         factors = tensor_of(kept(stream, float(layer.p), *_shape(layer, x)))  # type: ignore[arg-type]  # its share

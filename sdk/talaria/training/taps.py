@@ -9,6 +9,7 @@ from torch.nn import Module
 from torch.nn.utils.rnn import PackedSequence
 
 from talaria.errors import ModelError
+from talaria.model.called import by_place
 from talaria.model.inside import base_of
 from talaria.training.objectives import INTO, LOGITS, MEAN, of_none, of_parts, uncalled, unknown
 
@@ -68,7 +69,7 @@ class Taps:
             except AttributeError:
                 raise unknown(tap) from None
             if tap.startswith(INTO):
-                self._hooks.append(layer.register_forward_pre_hook(self._entering(tap)))
+                self._hooks.append(layer.register_forward_pre_hook(self._entering(tap), with_kwargs=True))
             else:
                 if (second := _says_second(layer)) is not None:
                     self._second[tap] = second
@@ -93,10 +94,11 @@ class Taps:
         self._samples = len(given[0])
 
     def _entering(self, tap: str):  # type: ignore[no-untyped-def]
-        def keep(_module: Module, given: tuple[Tensor, ...]) -> None:
-            if given[0].dim() < 3 and len(given[0]) != self._samples:
+        def keep(layer: Module, given: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            (x, *_), _ = by_place(layer, given, named)
+            if x.dim() < 3 and len(x) != self._samples:
                 raise of_parts(tap)
-            self._found[tap] = given[0]
+            self._found[tap] = x
 
         return keep
 

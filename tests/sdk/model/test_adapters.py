@@ -272,3 +272,33 @@ def test_the_zoo_builds_the_head_that_a_spec_asks_for_and_old_specs_read_the_sam
         assert roundings(merged(x), model(x)) <= 10_000
     with pytest.raises(ConfigError, match="head=0"):
         AdapterSpec("lowrank", 2, head=0)
+
+
+class Asking(nn.Module):
+    """Calls layers by name, and asks them for their sizes; ``past`` reads a weight itself."""
+
+    def __init__(self, past):
+        super().__init__()
+        self.conv, self.one, self.two = nn.Conv1d(3, 4, 3), nn.Linear(24, 8), nn.Linear(8, 8)
+        self.head, self.past = nn.Linear(8, 3), past
+
+    def forward(self, x):
+        y = self.one(input=self.conv(input=x).reshape(-1, self.one.in_features)).relu()
+        return self.head(nn.functional.linear(y, self.two.weight) if self.past else self.two(input=y))
+
+
+@pytest.mark.parametrize("spec", [LOWRANK, NARROW], ids=["lowrank", "narrow"])
+def test_a_layer_is_called_by_name_and_asked_with_its_adapter_as_without(spec):
+    plain, x = Asking(past=False).eval(), torch.randn(2, 3, 8)
+    model = adapters.insert(plain, spec, skip=["head"])
+    with torch.no_grad():
+        assert torch.equal(model(x), plain(x))
+        assert torch.allclose(merge(_trained(model))(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_that_is_read_past_its_layer_takes_no_adapter():
+    model = adapters.insert(Asking(past=True), LOWRANK, skip=["head"])
+    with pytest.raises(ModelError, match=r"reads 'weight' of layer 'two' itself.*leave that layer out \(where"):
+        model(torch.randn(2, 3, 8))
+    apart = adapters.insert(Asking(past=True), AdapterSpec("lowrank", 4, where=("conv", "one")), skip=["head"])
+    assert apart(torch.randn(2, 3, 8)).shape == (2, 3)

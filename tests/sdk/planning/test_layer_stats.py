@@ -133,3 +133,26 @@ def test_products_of_a_transposed_convolution_by_hand() -> None:
     parts = anatomy(zoo.keep(Odd(), (6, 12), 3))
     want = 12 * (6 * 16 * 3 + 3 * 16 * 16 * 3 + 16 * 24 + 16 * 4 * 2) + 28 * 3
     assert parts.products(parts.full()) == pytest.approx(want)
+
+
+class Padded(nn.Module):
+    """An encoder under a mask of what is padding, which torch nests, and layers that are called by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.one = nn.Embedding(50, 16, padding_idx=0), nn.Linear(16, 32)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 1)
+        self.gru, self.head = nn.GRU(32, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.one(input=self.encoder(self.table(input=x), src_key_padding_mask=x == 0))
+        logits: Tensor = self.head(input=self.gru(input=y.relu())[0].mean(1))
+        return logits
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_products_of_padded_sequences_and_of_layers_called_by_name() -> None:
+    parts = anatomy(zoo.keep(Padded(), (12,), 3))
+    want = 12 * (16 * 48 + 16 * 16 + 2 * 16 * 24 + 16 * 32 + 24 * (32 + 8)) + 8 * 3
+    assert parts.products(parts.full()) == pytest.approx(want)
+    assert set(parts.full()) == {"encoder.layers.0.self_attn", "encoder.layers.0.linear1", "one", "gru"}
