@@ -35,7 +35,7 @@ from talaria.programs import onnx_file
 from talaria.programs.session import Session, runtime
 from talaria.programs.shapes import Value, measure
 
-VERSION = 3
+VERSION = 4
 """Of how a device plans; plans of another one are made anew."""
 BLOCK = 8
 """Channels that widths are whole multiples of, as a profile has it where it is not measured."""

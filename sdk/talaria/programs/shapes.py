@@ -50,8 +50,8 @@ class Limits:
     file_bytes: int = 4 << 20
     nodes: int = 20_000
     memory_bytes: int = 1 << 30
-    """Of the values that live at once in one step, each given back when it was last read; constants, and what follows
-    from them, are not."""
+    """Of the values that live at once in one step, each given back when it was last read; what is given to it, and
+    constants with what follows from them, are not."""
     multiply_adds: int = 10**12
 
 
@@ -100,7 +100,7 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
         most, work = max(most, live), work + extra
         for name in {*node.inputs, *node.outputs}:
             if last.get(name, place) == place:
-                live -= 0 if name in known else values[name].bytes
+                live -= 0 if name in known or name in given else values[name].bytes
                 values[name] = values[name].forgotten
         if most > limits.memory_bytes or work > limits.multiply_adds:
             raise TooLarge(

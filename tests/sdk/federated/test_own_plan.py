@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from torchless import TORCHLESS
 
@@ -53,6 +54,27 @@ def test_the_kit_says_what_torch_says_of_the_model(kit):
         sent = estimates.upload_bytes(theirs, widths, ("body", "adapters", "head"), "fp16") / 1e6
         own = own_plan._Search(RUN, kit, kit.anatomy, Budget(upload_mb=1), None).figures(widths, "fp16")
         assert own.values["upload_mb"] == pytest.approx(sent, rel=0.02)  # counters of BatchNorm do not travel there
+
+
+class Joined(nn.Module):
+    """Holds most at its end, where all weights were read once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv1d(6, 32, 3, padding=1), nn.Conv1d(32, 32, 3, padding=1)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x):
+        first = self.first(x)
+        return self.head(torch.cat((first, self.second(first).relu()), 1).mean(2))
+
+
+def test_the_memory_of_a_pass_has_all_weights():
+    run = replace(RUN, spec=zoo.keep(Joined(), (6, 32), 3))
+    kit = kit_of(run)
+    search = own_plan._Search(run, kit, kit.anatomy, Budget(run_memory_mb=1), None)
+    weights = kit.anatomy.values([*kit.anatomy.shapes], kit.anatomy.full())
+    assert search._running(kit.anatomy.full()) >= 4 * (weights + 6 * 32 + 2 * 64 * 32)
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,12 @@ def test_a_step_beyond_the_limits_is_refused_before_it_is_made(program_of, spec_
         program.step(weights, momentum, *many, lr=0.1)
 
 
+def test_the_memory_of_a_step_has_what_is_given_to_it_and_what_it_gives(program_of, spec_of):
+    program = Program(program_of("mlp"))
+    weights, _, _ = state_and_batch(spec_of("mlp"))
+    assert program.cost.memory_bytes > 4 * sum(value.nbytes for value in weights.values())  # momenta, and both anew
+
+
 def test_nothing_given_is_changed(program_of, spec_of):
     program = Program(program_of("mlp"))
     weights, x, y = state_and_batch(spec_of("mlp"))
