@@ -129,6 +129,12 @@ def test_weights_that_a_hook_makes_are_refused() -> None:
         talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=1)
 
 
+def test_what_answers_a_sample_by_those_beside_it_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.ReLU(), nn.Linear(6, 3))
+    with pytest.raises(ModelError, match=r"model: 1 keeps no running mean.*give it track_running_stats=True"):
+        talaria.simulate("fedper", load("mypkg.sets:rings"), net, rounds=1)
+
+
 class Repeated(nn.Module):
     """A block with dropout of its own that is called twice."""
 

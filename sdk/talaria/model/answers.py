@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from talaria import seeds
@@ -88,13 +89,18 @@ def require_form(module: Module, example: Tensor, form: Sequence[str], what: str
 
 def require_own_weights(module: Module, what: str) -> None:
     """Raise :class:`ModelError`, beginning with ``what``, where a hook makes a layer's weights anew before each call:
-    such a module cannot be copied; where a layer has no weights before it is called; and for TorchScript's, which takes
-    no hooks."""
+    such a module cannot be copied; where a layer has no weights before it is called; for TorchScript's, which takes no
+    hooks; and for BatchNorm whose answer for a sample hangs on those beside it."""
     for name, one in module.named_modules():
         if isinstance(one, torch.jit.ScriptModule):
             raise ModelError(
                 f"{what}: {name or 'it'} is a module of TorchScript, whose pass cannot be followed; give the module "
                 "that torch.jit was given"
+            )
+        if isinstance(one, _BatchNorm) and not one.track_running_stats:
+            raise ModelError(
+                f"{what}: {name or 'it'} keeps no running mean, so that what is said of a sample hangs on those beside "
+                "it; give it track_running_stats=True, or use GroupNorm or InstanceNorm"
             )
         if any(map(is_lazy, one.parameters(recurse=False))):
             kind = type(one).__name__

@@ -181,7 +181,6 @@ def late(x):
         (lambda: nets.maps(first(), nn.MaxPool1d(3, dilation=2), wide=24), "dilation"),
         (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, -1, 1))), "a mask may narrow; .* cut nothing"),
         (lambda: Odd(lambda x: nn.functional.pad(x, (0, 0, 0, 0, 1, 0))), "none for the batch"),
-        (lambda: nets.maps(first(), nn.BatchNorm1d(3, track_running_stats=False), wide=36), "running mean"),
         (lambda: Odd(lambda x: 2**x), "takes a map as an exponent; write 2 .. x as torch.exp"),
         (lambda: Odd(lambda x: x**0), "takes the power 0; take a map"),
         (

@@ -27,8 +27,6 @@ us in place of 7.3 for 512 x 32, 7.3 and 9.1 for 512 x 64, but 13.8 and 11.8 for
 def batch_norm(step: Step, layer: str, module: Module, given: Sequence[Map]) -> tuple[Map, Pullback]:
     """(x - mean) / sqrt(var + eps) * weight + bias, with statistics of the batch or the running ones."""
     own, draft, (x,) = cast(_BatchNorm, module), step.draft, given
-    if own.running_mean is None or own.running_var is None:
-        raise refused(layer, "keeps no running mean", "give it track_running_stats=True")
     mean, var, scale, shift = (
         step.weight(layer, name, getattr(own, name), (x.channels,))
         for name in ("running_mean", "running_var", "weight", "bias")
