@@ -210,7 +210,25 @@ class Spectral(nn.Module):
         return self.head(self.drop(x.mean(2)))
 
 
+class Named(nn.Module):
+    """All that a layer reads is given to it by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.conv = nn.Embedding(3, 6), nn.Conv1d(6, 6, 3, padding=1)
+        self.norm, self.drop = nn.BatchNorm1d(6), nn.Dropout(0.2)
+        self.attend = nn.MultiheadAttention(6, 2, batch_first=True, dropout=0.1)
+        self.gru, self.head = nn.GRU(6, 6, 2, batch_first=True, dropout=0.2), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(input=self.conv(input=self.words(input=x.long()).transpose(1, 2)))
+        y = self.drop(input=y.relu()).transpose(1, 2)
+        y = y + self.attend(key=y, value=y, query=y, need_weights=False)[0]
+        return self.head(input=self.gru(input=y)[0].mean(1))
+
+
 NETS = {
+    "called by names": (WORDS, Named),
     "spectral_norm": (LINE, Spectral),
     "state space": (LINE, StateSpace),
     "one block for both": (LINE, lambda: Again(0.1)),
