@@ -26,7 +26,7 @@ from talaria import seeds
 from talaria.errors import ModelError, some_of
 from talaria.model import inside
 from talaria.model.cloning import clone
-from talaria.model.inside import Inside
+from talaria.model.inside import Around, Inside
 from talaria.model.spec import AdapterSpec
 from talaria.model.split import ADAPTER
 
@@ -38,21 +38,15 @@ class _ReadPastError(ModelError, AttributeError):
     """A network reads the weights of a layer past its pass: nothing would be learned of the adapter there."""
 
 
-class _Beside(Module):
-    """``base``, the layer ``name``, with ``adapter``. What a network asks of the layer, such as ``in_features``, the
-    base answers."""
+class _Beside(Around):
+    """``base``, the layer ``name``, with ``adapter``; a network may read no weights of it past its pass."""
 
     def __init__(self, base: Module, adapter: Module) -> None:
         super().__init__()
         self.base, self.adapter, self.name = base, adapter, ""
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name == "base":
-                raise
-            found = getattr(self.base, name)
+        found = super().__getattr__(name)
         if isinstance(found, Tensor):
             raise _ReadPastError(
                 f"adapters: the network reads {name!r} of layer {self.name!r} itself, where an adapter has no part; "

@@ -24,17 +24,11 @@ def matrices(base: Module) -> dict[str, str]:
     return {key.removesuffix("weight").rstrip("._"): key for key in keys}
 
 
-class Inside(Module):
-    """``base`` with ``W + B A`` for each of its matrices ``W``; ``adapter`` holds the factors by :func:`matrices`.
+class Around(Module):
+    """What stands around ``base``, a layer of a network: what that asks of the layer, such as ``hidden_size`` or
+    ``in_features``, the base answers."""
 
-    What a network asks of the layer, such as ``hidden_size`` or ``batch_first``, the base answers.
-    """
-
-    _qkv_same_embed_dim = False  # torch's encoder layers then call it, and read no weights past it
-
-    def __init__(self, base: Module, factors: Mapping[str, Module]) -> None:
-        super().__init__()
-        self.base, self.adapter = base, ModuleDict(factors)
+    base: Module
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -43,6 +37,16 @@ class Inside(Module):
             if name == "base":
                 raise
             return getattr(self.base, name)
+
+
+class Inside(Around):
+    """``base`` with ``W + B A`` for each of its matrices ``W``; ``adapter`` holds the factors by :func:`matrices`."""
+
+    _qkv_same_embed_dim = False  # torch's encoder layers then call it, and read no weights past it
+
+    def __init__(self, base: Module, factors: Mapping[str, Module]) -> None:
+        super().__init__()
+        self.base, self.adapter = base, ModuleDict(factors)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the base gives with its weights so changed; with its own where the factors were taken away."""
