@@ -52,6 +52,11 @@ def test_a_fleet_whose_settings_name_its_first_run_still_starts_after_many_other
     assert sum(" ordered verb=next" in line for line in found.last) == 5
 
 
+@pytest.mark.parametrize("seed", range(1000, 1040))
+def test_many_fleets_keep_their_promises(seed):
+    kept(live(draw(seed)))
+
+
 @pytest.mark.parametrize("seed", [7100029, 7100081, 7100296])
 def test_a_fleet_whose_coordinator_is_restored_keeps_its_promises_whatever_comes_then(seed):
     """Its link breaks while it looks whether another one serves; or another one does, on what was its database; or an
