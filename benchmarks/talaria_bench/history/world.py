@@ -105,13 +105,13 @@ class World:
         return time.Clocks(lambda: machine.origin + self.loop.time(), lambda: WALL + machine.set_by + self.loop.time())
 
     def config(self) -> FleetConfig:
-        """How the coordinator is configured now."""
+        """How the coordinator is configured now; where fewer devices will come, an operator says so, as it asks for."""
         return FleetConfig(
             name=FLEET,
             run=self.run,
             state=self.folder / COORDINATOR / self.state,
             members=() if self.plan.grows else self.plan.devices,
-            devices=len(self.plan.first) if self.plan.grows else 0,
+            devices=len(set(self.plan.first) - self.gone) if self.plan.grows else 0,
             grows=self.plan.grows,
             away_days=self.plan.away_s / DAY_S,
             canary=Canary(share=SHARE, refused=REFUSED, rounds=1) if self.plan.canary else None,
