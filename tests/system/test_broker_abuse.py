@@ -152,14 +152,16 @@ def test_a_broker_that_was_filled_to_its_limit_begins_anew_and_learning_goes_on(
                 for one in subscriptions(size, 400):
                     link.sendall(one)
 
+    def full():  # Mosquitto may also crash there, and is started again; it is filled once more
+        return [x["reason"] for x in fleet.of("broker") if "out of memory" in x["reason"]]
+
     async def besiege():
         await fleet.told_of("round-opened")
-        while not fleet.of("broker"):
+        while not full():
             await asyncio.to_thread(fill)
         await fleet.told_of("connected", count=2)
 
     fleet.live(besiege)
     assert len(fleet.of("round-closed")) == ROUNDS
-    assert "out of memory" in fleet.of("broker")[0]["reason"]
-    assert "'mallory'" in fleet.of("broker")[0]["reason"]
+    assert "'mallory'" in full()[0]
     assert fleet.of("quarantined") == []
