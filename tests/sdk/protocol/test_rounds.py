@@ -376,6 +376,30 @@ def test_a_declining_device_does_not_hold_the_round(world):
     assert any(isinstance(x, a.Progressed) and x.reason == "battery below 20 %" for x in w.events)
 
 
+def test_a_round_without_a_quorum_does_not_wait_for_who_has_gone_where_one_that_declined_may_help_to_it(world):
+    """It waited for its deadline, though one write had failed, and the next try would have had a quorum."""
+    w = world(3, QUIET)
+    failing = ["dev-0"]
+
+    def work(name, number, version):
+        if name in failing:
+            failing.clear()
+            w.say(name, e.DeclineRound(w.now, number, "a write failed"))
+        else:
+            type(w).work(w, name, number, version)
+
+    w.work = work
+    w.begin()
+    w.run(2)
+    w.crash_device("dev-2")
+    w.open(1, seconds=600, quorum=2)
+    w.run(20)
+    assert [one.attempt for one in w.failed] == [1]
+    w.open(2, seconds=600, quorum=2)
+    w.run(20)
+    assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]
+
+
 def test_a_rejected_update_counts_nowhere_and_shuts_its_device_out(world):
     w = world(2, QUIET)
     tell = type(w).tell

@@ -219,15 +219,17 @@ class Attempt:
 
     def verdict(self, now: float, away: Callable[[str], bool]) -> Literal["open", "closed", "failed", "carried"]:
         """The phase that the round, open until now, is in at ``now``. Who is ``away`` is waited for only until there is
-        a quorum: a watch in a drawer would make every round as long as its deadline."""
+        a quorum, or somebody here who declined may help to one in another try: a watch in a drawer would make every
+        round as long as its deadline."""
         if len(self.counted) >= self.target:
             return "closed"
         over = self.deadline is not None and now >= self.deadline
         if self.stale:
             return "carried" if over else "open"
         enough = len(self.counted) >= self.quorum
+        leaves = enough or any(m.phase == "declined" and not away(device) for device, m in self.cohort.items())
         live = (
-            device for device, m in self.cohort.items() if m.phase in LIVE and not (enough and _gone(m, away(device)))
+            device for device, m in self.cohort.items() if m.phase in LIVE and not (leaves and _gone(m, away(device)))
         )
         if not over and any(live):
             return "open"
