@@ -59,17 +59,13 @@ def _ended(world: World, machine: Machine, task: asyncio.Task[Any]) -> None:
     elif isinstance(error, TalariaError):
         world.tell(machine.name, "ended", error=str(error))
         another = "took over" in str(error) or "another coordinator" in str(error)
-        if machine.name == COORDINATOR and another and _second_lives(world):
+        # Whoever reads of another coordinator looks whether there is one: two links that broke may be nobody.
+        if machine.name == COORDINATOR and another and world.second is not None and world.second.lives:
             machine.retired = True
     elif error is not None:
         world.break_off(BrokenError("crash", f"{machine.name} ended with {error!r}"))
     else:
         world.tell(machine.name, "stopped")
-
-
-def _second_lives(world: World) -> bool:
-    """An operator who reads of another coordinator looks whether there is one: two links that broke may be nobody."""
-    return world.second is not None and world.second.task is not None and not world.second.task.done()
 
 
 def _died(world: World, name: str) -> None:

@@ -130,7 +130,7 @@ def _told(world: World, name: str, told: dict[str, Any]) -> None:
 def start_second(world: World, wrong: bool) -> None:
     """Somebody starts a coordinator on the same database, from a state folder of its own, whose lock is free."""
     first = world.machines[COORDINATOR]
-    if first.task is None or first.task.done() or first.retired:
+    if not first.lives or first.retired:
         return
     if wrong and (first.service is None or not first.service.begun):
         return  # where no model is stored yet, no blobs are wrong ones

@@ -166,8 +166,7 @@ def _retired(world: World) -> set[str]:
 
 def _stuck(world: World, missing: list[str]) -> str:
     commits = world.promises.commits
-    second = world.second
-    if world.machines[COORDINATOR].retired and (second is None or second.task is None or second.task.done()):
+    if world.machines[COORDINATOR].retired and (world.second is None or not world.second.lives):
         return f"{BOUND_S:.0f} s after the last fault no coordinator serves any more"
     if commits < NEEDED:
         return f"in {BOUND_S:.0f} s after the last fault {commits} rounds were committed"

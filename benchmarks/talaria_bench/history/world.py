@@ -61,6 +61,11 @@ class Machine:
     between: list[Callable[[], None]] = field(default_factory=list)
     """What is done to it while it is off."""
 
+    @property
+    def lives(self) -> bool:
+        """Whether its program runs."""
+        return self.task is not None and not self.task.done()
+
 
 class World:
     """What the functions of this folder share, and change."""

@@ -14,8 +14,8 @@ def culprits(items: Sequence[T], works: Callable[[Sequence[T]], bool]) -> tuple[
     All are suspects at first, and come back in halves, quarters, and one by one, as long as it works. Who is taken
     back first decides between two that do not go together: so both orders are tried, and the smaller set is named,
     where it is a minority and there is no other of its size, or one half, which fails alone where the other does not.
-    ``works`` is asked of items in the order that they have,
-    and must be true of nothing; one culprit is found by a few times as many questions as halvings.
+    ``works`` is asked of items in the order that they have, and must be true of nothing; one culprit is found by a few
+    times as many questions as halvings.
     """
 
     def together(places: Sequence[int]) -> bool:

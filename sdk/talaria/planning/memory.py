@@ -63,9 +63,9 @@ def running(model: Module, input_shape: tuple[int, ...], batch: int = 1) -> int:
 
     @torch.no_grad()
     def run(module: Module, x: Tensor) -> None:
-        module(x)
+        module.eval()(x)
 
-    return _peak(clone(model).requires_grad_(False).eval(), input_shape, batch, run)
+    return _peak(model, input_shape, batch, run)
 
 
 def training(model: Module, input_shape: tuple[int, ...], batch: int, *, momentum: bool = True) -> int:

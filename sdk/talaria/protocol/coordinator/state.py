@@ -227,13 +227,15 @@ class Attempt:
         if self.stale:
             return "carried" if over else "open"
         enough = len(self.counted) >= self.quorum
-        leaves = enough or any(m.phase == "declined" and not away(device) for device, m in self.cohort.items())
-        live = (
-            device for device, m in self.cohort.items() if m.phase in LIVE and not (leaves and _gone(m, away(device)))
-        )
-        if not over and any(live):
+        if not over and any(m.phase in LIVE and not _gone(m, away(device)) for device, m in self.cohort.items()):
+            return "open"  # as is found soon, which matters: this is asked with each message
+        if not over and not enough and not self._helps(away) and any(m.phase in LIVE for m in self.cohort.values()):
             return "open"
         return "closed" if enough else "failed"
+
+    def _helps(self, away: Callable[[str], bool]) -> bool:
+        """Whether another try has somebody more: one that declined this one, and is here."""
+        return any(m.phase == "declined" and not away(device) for device, m in self.cohort.items())
 
 
 def _gone(member: Participant, away: bool) -> bool:
