@@ -183,9 +183,9 @@ def serving_small_packets(folder, size):
 
 
 @contextmanager
-def serving_mosquitto(folder, lines):
+def serving_mosquitto(folder, lines="", port=0):
     """The URL of a Mosquitto for everybody, with these lines in its settings."""
-    port = free_port()
+    port = port or free_port()
     config = folder / f"mosquitto-{port}.conf"
     config.write_text(f"listener {port} 127.0.0.1\nuser root\nallow_anonymous true\n{lines}\n")
     process = subprocess.Popen([find_mosquitto(), "-c", config], stderr=subprocess.DEVNULL)

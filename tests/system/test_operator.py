@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from servers import serving_mosquitto
 
 from talaria import stopping, tensors
 
@@ -92,6 +93,24 @@ def test_a_paused_fleet_stays_paused_over_a_kill(fleet, a_run):
         assert (state(api)["status"], state(api)["round"]) == ("paused", 1)
         order(api, "resume")
     assert second.end() == 0
+
+
+def test_a_run_that_is_extended_while_the_broker_is_away_goes_on_when_it_is_back(fleet, a_run, tmp_path):
+    """It begins anew for that, and ended with "does not answer" where it would have waited within a run."""
+    with serving_mosquitto(tmp_path) as url:
+        one = with_api(fleet(a_run("fedavg", rounds=1), broker=url))
+        coordinator = one.serve()
+        ready = coordinator.wait_for("ready")
+        coordinator.wait_for("connected")
+    coordinator.wait_for("disconnected")
+    with httpx.Client(base_url=ready["api"], timeout=20) as api:
+        order(api, "extend", rounds=2)
+        assert coordinator.wait_for("failed")["again_in_s"] > 0
+        with serving_mosquitto(tmp_path, port=int(url.rpartition(":")[2])):
+            agents = one.agents(url)
+            coordinator.wait_for("round-closed", round=3)
+            assert coordinator.end() == 0
+            assert agents.end() == 0
 
 
 def test_a_device_is_shut_out_and_let_in_again(fleet, a_run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.exc import OperationalError
 
 from talaria import time
-from talaria.errors import StateError, TalariaError
+from talaria.errors import StateError, TalariaError, TransportError
 from talaria.wire.topics import coordinator_filters, device_filters
 from talaria.wire.transport import Will
 from talaria_bench.history import exact
@@ -25,6 +26,7 @@ from talaria_bench.history.world import FLEET, Machine, World
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.server.open_state import held, open_blobs, open_store
+from talaria_coordinator.server.served import AGAIN_S
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
 from talaria_edge.agent.agent import Agent
@@ -149,12 +151,17 @@ def start_second(world: World, wrong: bool) -> None:
 
 
 async def _second_life(world: World, machine: Machine, made: Callable[[], Service]) -> None:
+    again, anew = True, False
     try:
-        machine.service = made()
-        await machine.service.run("history")
-        while machine.service.again and not machine.leaves:
-            machine.service = made()
-            await machine.service.run("history")
+        while again and not machine.leaves:
+            machine.service = service = made()
+            try:
+                await service.run("history")
+                again = anew = service.again
+            except TransportError:
+                if service.begun or not anew:
+                    raise
+                await asyncio.sleep(AGAIN_S[0])  # as talaria_coordinator.server.served waits where it begins anew
     except TalariaError as error:
         world.tell("second", "ended", error=str(error))
         if machine.wire is not None:

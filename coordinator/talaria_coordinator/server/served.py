@@ -1,4 +1,5 @@
-""":class:`Served`: runs one fleet in its own event loop and thread, and restarts it after its store was silent.
+""":class:`Served`: runs one fleet in its own event loop and thread, and restarts it after its store was silent, or
+where its broker does not answer when it begins anew.
 
 A store that takes long holds up its own fleet alone: the coordinator's other fleets, its web server and its links to
 brokers have threads of their own. Where the server of its database or its blobs does not answer at all, the service
@@ -33,7 +34,11 @@ from talaria_coordinator.server.operator_server import Desk
 from talaria_coordinator.storage.database import SilentError
 
 AGAIN_S = (2.0, 60.0)
-"""Seconds until a silent store is asked again, at first and at most."""
+"""Seconds until a silent store or broker is asked again, at first and at most."""
+
+
+class _AwayError(TransportError):
+    """The broker does not answer a fleet that begins anew, as it would wait for it had it gone on."""
 
 
 class Served:
@@ -66,7 +71,7 @@ class Served:
             asyncio.run_coroutine_threadsafe(service.order(order), inside)
 
     async def live(self) -> None:
-        """Serve until the end. A store that falls silent once the fleet was entered is told, and asked again."""
+        """Serve until the end. A store or broker that is silent once the fleet was entered is told, and asked again."""
         try:
             await self._live()
         finally:
@@ -85,7 +90,7 @@ class Served:
             try:
                 with ExitStack() as stack:  # left once no thread of the service is at work any more
                     await in_own_thread(lambda: self._serve(stack))
-            except SilentError as error:
+            except (SilentError, _AwayError) as error:
                 if not self._begun or self._stopped.is_set():
                     raise
                 if time.monotonic() - begun > AGAIN_S[1]:
@@ -128,10 +133,11 @@ class Served:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._tell_ready(), self._loop))
             await service.run(self._broker.url)
         except TransportError as error:
-            ended = service.ending(time.time())
-            if not ended:
-                raise
-            raise TransportError(f"{'; '.join(ended)}. What happened: {error}") from None
+            if ended := service.ending(time.time()):
+                raise TransportError(f"{'; '.join(ended)}. What happened: {error}") from None
+            if self._begun and not service.begun:
+                raise _AwayError(str(error)) from None
+            raise
         finally:
             self._now, self._again, self._orders = None, service.again, service.unanswered
             self._begun = self._begun or service.begun
