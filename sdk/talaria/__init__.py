@@ -72,7 +72,7 @@ __all__ = [
     "resume",
     "simulate",
 ]
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 
 _HOMES = {
     "AdapterSpec": "talaria.model.spec",

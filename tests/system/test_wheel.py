@@ -1,4 +1,4 @@
-"""What ``pip install talaria`` brings: the wheel, in a fresh environment, from another folder."""
+"""What ``pip install talaria`` brings where the wheel is at hand, in a fresh environment, from another folder."""
 
 import shutil
 import subprocess
@@ -66,6 +66,18 @@ def test_the_wheel_holds_the_programs_and_no_harness(wheel):
     for page in ("index.html", "app.js", "style.css"):
         assert f"talaria_coordinator/web/dashboard/{page}" in names
     assert [name for name in names if name.startswith("talaria_coordinator/storage/migrations/versions/v0001")]
+
+
+def test_pip_prefers_it_to_the_other_project_that_has_its_name_on_pypi(wheel, tmp_path):
+    shutil.copy(wheel, tmp_path)
+    with zipfile.ZipFile(tmp_path / "talaria-0.2.0-py3-none-any.whl", "w") as theirs:
+        about = {"METADATA": "Metadata-Version: 2.1\nName: talaria\nVersion: 0.2.0\n", "RECORD": ""}
+        about["WHEEL"] = "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        for name, text in about.items():
+            theirs.writestr(f"talaria-0.2.0.dist-info/{name}", text)
+    found = ("--no-index", "--no-deps", "--find-links", tmp_path, "--target", "site", "talaria[coordinator]")
+    done(sys.executable, "-m", "pip", "install", "-q", *found, folder=tmp_path)
+    assert (tmp_path / "site" / "talaria" / "federated").is_dir()
 
 
 @pytest.mark.timeout(900)
