@@ -5,6 +5,7 @@ import datetime as dt
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from talaria.errors import ConfigError
+from talaria.errors import ConfigError, StateError
 from talaria.identity.credentials import Credentials, load_signer
 from talaria.identity.enrolment import Answer, Code, Request
 from talaria.privacy.rule import Privacy
@@ -372,6 +373,28 @@ def test_new_keys_take_the_old_ones_place(fleet, tmp_path):
     crl = x509.load_pem_x509_crl((fleet / "broker" / "revoked.pem").read_bytes())
     assert {c.serial_number for c in crl} == {before}
     assert "deny" not in (fleet / "broker" / "acl").read_text()
+
+
+def test_whom_the_coordinator_keeps_out_is_kept_out_though_the_first_try_failed(fleet, tmp_path):
+    enrol(fleet, tmp_path / "anna")
+    rights = fleet / "broker" / "acl"
+    rights.unlink()
+    (rights / "in-the-way").mkdir(parents=True)
+    with pytest.raises(StateError, match="acl"):
+        membership.bar(fleet, {"anna"})
+    shutil.rmtree(rights)
+    assert membership.bar(fleet, {"anna"})
+    assert "user anna\ntopic deny #\n" in rights.read_text()
+    assert not membership.bar(fleet, {"anna"})
+
+
+@pytest.mark.parametrize("text", [b"{}", b"[1]", b"[", b"\xff"])
+def test_a_damaged_list_of_the_kept_out_is_told_with_the_mend_that_works(fleet, text):
+    (fleet / membership.BARRED).write_bytes(text)
+    with pytest.raises(ConfigError, match=r"barred\.json is damaged; remove it; the coordinator writes it again"):
+        membership.enroll(fleet, "anna")
+    (fleet / membership.BARRED).unlink()
+    membership.enroll(fleet, "anna")
 
 
 def test_each_ingest_worker_has_keys_of_its_own(fleet):

@@ -9,7 +9,9 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 
+import httpx
 import pytest
 
 from talaria.errors import ConfigError, TransportError
@@ -127,6 +129,12 @@ def test_a_fleet_with_keys_learns_over_tls(fleet, keyed, tmp_path, command):
     assert coordinator.end() == 0
 
 
+async def speak(transport, anna, text, boot):
+    birth = m.DeviceBirth(online=True, key=b"", profile=text)
+    payload = encode_frame(Header(birth.TYPE, "watch", "anna", boot=boot), m.encode_message(birth), anna.signer)
+    return await transport.publish("fl/1/watch/d/anna/state", payload, retain=True)
+
+
 def test_revocation_is_noticed_while_serving(fleet, tmp_path):
     made = fleet(devices=("anna", "bela"), port=free_port())
     keys = tmp_path / "keys"
@@ -136,20 +144,15 @@ def test_revocation_is_noticed_while_serving(fleet, tmp_path):
     coordinator = made.serve()
     url = coordinator.wait_for("ready")["broker"]
 
-    async def speak(transport, text, boot):
-        birth = m.DeviceBirth(online=True, key=b"", profile=text)
-        payload = encode_frame(Header(birth.TYPE, "watch", "anna", boot=boot), m.encode_message(birth), anna.signer)
-        return await transport.publish("fl/1/watch/d/anna/state", payload, retain=True)
-
     async def life():
         transport = Mqtt(url, "anna", ("fl/1/watch/co/#",), tls=anna.tls, backoff=(0.1, 0.2))
         await transport.start()
-        await speak(transport, b"{}", 1)
+        await speak(transport, anna, b"{}", 1)
         await asyncio.to_thread(coordinator.wait_for, "device-up", device="anna")
         membership.revoke(keys, "anna")
         await asyncio.to_thread(coordinator.wait_for, "quarantined", device="anna")
         await hears(transport, 1)
-        await speak(transport, b'{"still": "here"}', 2)
+        await speak(transport, anna, b'{"still": "here"}', 2)
         got = await hears(transport)
         await transport.close()
         return got
@@ -164,11 +167,45 @@ def test_revocation_is_noticed_while_serving(fleet, tmp_path):
         transport = Mqtt(url, "anna", ("fl/1/watch/co/#",), tls=anna.tls, backoff=(0.1, 0.2))
         await asyncio.sleep(1)
         await transport.start()
-        await speak(transport, b"{}", 1)
+        await speak(transport, anna, b"{}", 1)
         await asyncio.to_thread(coordinator.wait_for, "device-up", device="anna", boot=1)
         await transport.close()
 
     asyncio.run(return_())
+
+
+def test_lists_that_could_not_be_written_are_written_once_they_can(fleet, tmp_path):
+    """Whom the operator shut out kept its rights for good where one of the broker's files could not be replaced."""
+    made = fleet(devices=("anna", "bela"), port=free_port())
+    keys = tmp_path / "keys"
+    found(keys, "watch", ["localhost"], made.port, 2)
+    made.extra = '\n[identity]\nfolder = "keys"\n[api]\nport = 0\n'
+    anna = enrol(keys, tmp_path / "id-anna", "anna")
+    coordinator = made.serve()
+    ready = coordinator.wait_for("ready")
+
+    async def comes():
+        transport = Mqtt(ready["broker"], "anna", ("fl/1/watch/co/#",), tls=anna.tls)
+        await transport.start()
+        await speak(transport, anna, b"{}", 1)
+        await asyncio.to_thread(coordinator.wait_for, "device-up", device="anna")
+        await transport.close()
+
+    asyncio.run(comes())
+    rights = keys / "broker" / "acl"
+    before = rights.read_text()
+    rights.unlink()
+    (rights / "in-the-way").mkdir(parents=True)
+    httpx.post(f"{ready['api']}/api/v1/fleets/watch/devices/anna/quarantine").raise_for_status()
+    coordinator.wait_for("quarantined", device="anna")
+    assert str(rights) in coordinator.wait_for("error")["error"]
+    shutil.rmtree(rights)
+    for _ in range(600):
+        if rights.exists():
+            break
+        time.sleep(0.05)
+    assert rights.read_text() != before
+    assert "user anna\ntopic deny #\n" in rights.read_text()
 
 
 # ---- the broker's door

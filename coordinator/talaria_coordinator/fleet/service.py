@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from talaria import time
-from talaria.errors import ConfigError, StateError, TalariaError
+from talaria.errors import ConfigError, StateError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.kits import KitOffer
@@ -49,7 +49,7 @@ from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.tidying import Tidying
 from talaria_coordinator.fleet.vacancy import look, older, replaced
 from talaria_coordinator.fleet.witness import sights, witness
-from talaria_coordinator.identity.eviction import KeepOut, nowhere
+from talaria_coordinator.identity.eviction import KeepOut, nowhere, whenever
 from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.store import Store
 
@@ -159,7 +159,7 @@ class Service:
         transport = self._transport = self._open(url, self.config, lambda: Will(*self._half.will(self._state)))
         async with self._driver.linked(transport, transport.start(), self._linked):
             self._driver.beside(self._tick(transport))
-            self._driver.beside(self._keep_out(transport))
+            self._driver.beside(whenever(self._out_changed, lambda: self._keep_out(transport), self._tell))
             for work in self._intake.work():
                 self._driver.beside(work)
             self._driver.beside(watch(self._members.ending, lambda text: self._tell("certificate", reason=text)))
@@ -235,20 +235,15 @@ class Service:
             self._feed(change)
         self._out_changed.set()
 
-    async def _keep_out(self, transport: Transport) -> None:
-        """Have the broker keep away whoever is shut out, once the device was told why."""
-        while True:
-            await self._out_changed.wait()
-            self._out_changed.clear()
-            await self._driver.said(transport, PARTING_S)
-            renewed, self._members.renewed = self._members.renewed, set()
-            try:
-                left = await self._bar(set(self._state.quarantined()), renewed)
-            except TalariaError as error:
-                self._tell("error", error=str(error))
-                continue
-            if left:
-                self._tell("broker-lists", mend=left)
+    async def _keep_out(self, transport: Transport) -> str:
+        """Have the broker keep away whoever is shut out, once the device was told why; what is left to the operator."""
+        await self._driver.said(transport, PARTING_S)
+        renewed, self._members.renewed = self._members.renewed, set()
+        try:
+            return await self._bar(set(self._state.quarantined()), renewed)
+        except BaseException:
+            self._members.renewed |= renewed
+            raise
 
     def _linked(self, change: LinkUp | LinkDown | NotTaken) -> None:
         if isinstance(change, NotTaken):

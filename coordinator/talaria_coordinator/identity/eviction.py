@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
-from talaria.errors import TransportError
+from talaria.errors import TalariaError, TransportError
 from talaria.wire.mqtt import Mqtt
 from talaria_coordinator.broker import Broker
 from talaria_coordinator.config.fleet import FleetConfig
@@ -17,6 +17,27 @@ logger = logging.getLogger(__name__)
 KeepOut = Callable[[Collection[str], Collection[str]], Awaitable[str]]
 """Given who is out, and who got new keys; what is left to the operator, if anything."""
 CUT_S = 5.0
+AGAIN_S = (2.0, 120.0)
+"""Seconds until lists that could not be written are written again, at first and at most."""
+
+
+async def whenever(changed: asyncio.Event, keep_out: Callable[[], Awaitable[str]], tell: Callable[..., None]) -> None:
+    """Have ``keep_out`` done after each change, and again for as long as this machine's disk refuses."""
+    wait = AGAIN_S[0]
+    while True:
+        await changed.wait()
+        changed.clear()
+        try:
+            left = await keep_out()
+        except (TalariaError, OSError) as error:
+            tell("error", error=str(error))
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, AGAIN_S[1])
+            changed.set()
+        else:
+            wait = AGAIN_S[0]
+            if left:
+                tell("broker-lists", mend=left)
 
 
 async def nowhere(out: Collection[str], renewed: Collection[str]) -> str:
@@ -37,12 +58,13 @@ class Barring:
         ``renewed``. Raises :class:`~talaria.errors.TalariaError` where the folder of keys refuses."""
         if self._folder is None:
             return ""
-        new, self._out = frozenset(out) - self._out, frozenset(out)
-        changed = await asyncio.to_thread(membership.bar, self._folder, self._out)
+        new = frozenset(out) - self._out
+        changed = await asyncio.to_thread(membership.bar, self._folder, frozenset(out))
         await asyncio.to_thread(self._broker.reload)
         if (self._folder / "ca.key").exists():
             for device in sorted(new | set(renewed)):
                 await self._cut(device)
+        self._out = frozenset(out)
         if self._own or not (changed or renewed):
             return ""
         return f"copy {self._folder / 'broker'} to the broker and make it read its lists again (kill -HUP)"

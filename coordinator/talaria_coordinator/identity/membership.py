@@ -155,7 +155,7 @@ def staff(folder: Path, workers: int) -> None:
             key = ca.new_key()
             certificate = signed_by.sign(key.public_key(), WORKER.format(number))
             credentials.write_pair(path, credentials.pem(key), ca.to_pem(certificate))
-        _tell_broker(folder, Membership.load(folder), signed_by)
+        _tell_broker(folder, Membership.load(folder), signed_by, _barred(folder))
 
 
 class Change:
@@ -173,20 +173,20 @@ def changing(folder: Path, roll: Membership | None = None) -> Iterator[Change]:
     with _alone(folder):
         change = Change(roll or Membership.load(folder))
         yield change
-        _tell_broker(folder, change.roll, Authority.load(folder))
+        _tell_broker(folder, change.roll, Authority.load(folder), _barred(folder))
         credentials.write(folder / "members.json", change.roll.encode(), private=True)
 
 
 def bar(folder: Path, out: Collection[str]) -> bool:
     """Have the broker's lists keep ``out`` away, whoever was barred before and is not among them let in again; True
     where that changed the lists. Where ``ca.key`` is not kept here, they lose their rights, but can still connect."""
-    text = json.dumps(sorted(out)).encode()
     with _alone(folder):
-        if text == _barred(folder):
+        if sorted(out) == _barred(folder):
             return False
-        credentials.write(folder / BARRED, text, private=True)
         signed_by = Authority.load(folder) if (folder / "ca.key").exists() else None
-        _tell_broker(folder, Membership.load(folder), signed_by)
+        _tell_broker(folder, Membership.load(folder), signed_by, out)
+        # Last, as it says that the lists are as they should be.
+        credentials.write(folder / BARRED, json.dumps(sorted(out)).encode(), private=True)
     return True
 
 
@@ -213,9 +213,9 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tell_broker(folder: Path, roll: Membership, signed_by: Authority | None) -> None:
-    """Write the broker's lists: who is revoked or barred has no rights, and no certificate that is good."""
-    barred = {name for name in json.loads(_barred(folder)) if name in roll.members}
+def _tell_broker(folder: Path, roll: Membership, signed_by: Authority | None, kept_out: Collection[str]) -> None:
+    """Write the broker's lists: who is revoked or to be ``kept_out`` has no rights, and no certificate that is good."""
+    barred = {name for name in kept_out if name in roll.members}
     out = barred | {name for name, member in roll.members.items() if member.revoked is not None}
     if signed_by is not None:
         taken = [*roll.taken, *(roll.members[name].serial for name in sorted(barred))]
@@ -225,9 +225,18 @@ def _tell_broker(folder: Path, roll: Membership, signed_by: Authority | None) ->
     credentials.write(folder / "broker" / "acl", text.encode(), private=True)
 
 
-def _barred(folder: Path) -> bytes:
-    path = folder / BARRED
-    return credentials.read(path, "remove it; the coordinator writes it again", LARGEST) if path.exists() else b"[]"
+def _barred(folder: Path) -> list[str]:
+    """Whom the broker's lists keep away beside the revoked, in order."""
+    path, mend = folder / BARRED, "remove it; the coordinator writes it again"
+    if not path.exists():
+        return []
+    try:
+        found = json.loads(credentials.read(path, mend, LARGEST))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ConfigError(f"identity: {path} is damaged; {mend}")
+    return found
 
 
 def enroll(folder: Path, device: str, hours: float = HOURS) -> Code:
