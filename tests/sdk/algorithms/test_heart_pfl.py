@@ -49,7 +49,7 @@ def test_trainable_parameters_of_the_papers_model(classes: int, count: int) -> N
 
 def test_adapters_by_stage_and_kind(resnet: tuple[ModelSpec, nn.Module]) -> None:
     spec, model = resnet
-    sent = sent_keys(model, zoo.split(spec, model), "auto")
+    sent = sent_keys(zoo.split(spec, model), "auto")
     size = {n: p.numel() for n, p in model.named_parameters() if n in sent}
     convs = [
         sum(v for n, v in size.items() if n.startswith(f"layer{k}.") and n.endswith("adapter.conv.weight"))

@@ -14,7 +14,7 @@ from talaria.federated import kit as kits
 from talaria.federated.kit import made
 from talaria.federated.make_kit import kit_of
 from talaria.federated.run import Member, Run
-from talaria.model.spec import ModelSpec
+from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of
 from talaria.model.weights import Served
 from talaria.planning.plan import Plan
@@ -117,7 +117,11 @@ def test_a_kit_of_another_run_is_refused(file):
         run_model.equip(replace(RUN, seed=1), kits.decode(file))
 
 
+ADAPTED = replace(RUN.spec, adapters=AdapterSpec("residual"))
 CASES = [
+    *((name, ADAPTED, {}) for name in sorted(set(ALGORITHMS) - {"local"})),
+    *((name, replace(ADAPTED, adapters=AdapterSpec("lowrank", rank=2)), {}) for name in ("fedper", "heart_pfl")),
+    ("thorki", ADAPTED, {"general": "adapters"}),
     *((name, ModelSpec("mlp", (6, 8), 3), {}) for name in sorted(set(ALGORITHMS) - {"local"})),
     ("hermes", RUN.spec, {"threshold": 0.0}),
     ("hermes", RUN.spec, {"threshold": 0.0, "importance": "taylor"}),

@@ -80,7 +80,7 @@ class HeartPFL:
         check(self)
 
     def init(self, model: Model, split: Split) -> tuple[Tensors, Tensors]:
-        state, away = state_of(model), sent(model, split, self.trains)
+        state, away = state_of(model), sent(split, self.trains)
         gone = set(away)
         frozen = {k: v for k, v in state.items() if k not in gone}
         own = only(state, [k for k in state if k in gone or k in split.statistics or k in split.counters])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-def sent(model: Module, split: Split, trains: str) -> tuple[str, ...]:
+def sent(split: Split, trains: str) -> tuple[str, ...]:
     """U: the keys that are trained and may travel, in the model's order; ``trains`` as in the algorithm.
 
     Raises:
@@ -25,7 +25,7 @@ def sent(model: Module, split: Split, trains: str) -> tuple[str, ...]:
     elif not split.adapters:
         raise ModelError("heart_pfl: trains='adapters', but the model has none; add adapters, or trains='full'")
     else:
-        wanted = set(split.travels("adapters", "head")) | (_norms(model) & set(split.travels("body")))
+        wanted = set(split.travels("adapters", "head")) | (_norms(split) & set(split.travels("body")))
     return tuple(k for k in split.keys if k in wanted)
 
 
@@ -38,13 +38,12 @@ def follow(split: Split, sent: Collection[str]) -> list[str]:
 
 def trainable(model: Module, split: Split) -> int:
     """Parameters that are trained and sent: 1,459,428 for ResNet-18 with the paper's adapters and 100 classes."""
-    keys = set(sent(model, split, "auto"))
+    keys = set(sent(split, "auto"))
     return sum(prod(p.shape) for n, p in model.named_parameters() if n in keys)
 
 
-def _norms(model: Module) -> set[str]:
+def _norms(split: Split) -> set[str]:
     """Keys of the BatchNorms outside of downsampling branches, which the paper's names do not match."""
-    from torch.nn.modules.batchnorm import _BatchNorm
-
-    layers = (n for n, m in model.named_modules() if isinstance(m, _BatchNorm) and "downsample" not in n.split("."))
-    return {f"{n}.{k}" for n in layers for k in model.get_submodule(n).state_dict()}
+    norms = {k.rpartition(".")[0] for k in split.statistics if k.endswith(".running_mean")}
+    owners = {k: k.rpartition(".")[0] for k in split.keys}
+    return {k for k, owner in owners.items() if owner in norms and "downsample" not in owner.split(".")}
