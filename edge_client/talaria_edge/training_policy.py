@@ -108,10 +108,10 @@ def hours(text: str) -> tuple[int, int]:
 
 def read(now: datetime | None = None) -> Reading:
     """This machine, now. ``idle_s`` is not known to a service, so it stays None."""
-    from talaria.planning import microbenchmarks
+    from talaria.planning import machine
 
     moment = now or datetime.now()
-    found = microbenchmarks.load()
+    found = machine.load()
     known = {f.name for f in fields(Reading)}
     return Reading(minute=moment.hour * 60 + moment.minute, **{k: v for k, v in found.items() if k in known})
 

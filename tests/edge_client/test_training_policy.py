@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from datetime import datetime
 
 import pytest
@@ -90,3 +92,9 @@ def test_this_machine_gives_a_reading() -> None:
     assert found.minute == 450
     assert found.load is None or found.load >= 0
     assert found.battery is None or 0 <= found.battery <= 1
+
+
+def test_a_device_without_torch_reads_its_machine() -> None:
+    code = "import sys; sys.modules['torch'] = None\nfrom talaria_edge.training_policy import read\nprint(read().minute)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip().isdecimal(), done.stderr

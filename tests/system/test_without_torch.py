@@ -171,10 +171,11 @@ def test_an_agent_without_torch_carries_what_it_trains_with_and_little_else(flee
     coordinator = Coordinator(one.config)
     try:
         file = one.device_config("anna", coordinator.wait_for("ready")["broker"])
-        file.write_text(file.read_text().replace('engine = "onnx"\n', "stay = true\n"))
+        text = file.read_text().replace('engine = "onnx"\n', "stay = true\n")
+        file.write_text(f"{text}[guard]\nmin_battery = 0.0\nmax_celsius = 150\n")  # it looks before it trains
         agents = Agents([file])
         try:
-            agents.wait_for("done")
+            assert agents.wait_for("done")["rounds"] == 2
             libraries, anonymous = agents.libraries, agents.anonymous_mb
         finally:
             agents.kill()

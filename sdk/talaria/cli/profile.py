@@ -16,10 +16,10 @@ def profile(
     """
     import json
 
-    from talaria.planning import microbenchmarks
+    from talaria.planning import machine
     from talaria.planning import profile as profiles
 
-    found = profiles.cached(fresh=fresh).to_json() | {"now": microbenchmarks.load()}
+    found = profiles.cached(fresh=fresh).to_json() | {"now": machine.load()}
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return

@@ -8,10 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import nn
 
@@ -33,11 +31,6 @@ def cpu_name() -> str:
 def simd() -> tuple[str, ...]:
     """Those of :data:`SIMD` that this processor has; empty where the system does not tell."""
     return tuple(name for name in SIMD if name in cpuinfo.flags())
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_mb() -> float:
@@ -153,20 +146,3 @@ class _one_thread:  # noqa: N801 - reads as a statement: with _one_thread()
 def _net(width: int, size: int) -> bytes:
     """A full, a depthwise and a 1x1 convolution of ``width`` channels, with ReLU between."""
     return onnx_runtime.chain(3, [(width, 3, 1), (width, 3, width), (width, 1, 1)], size)
-
-
-def load() -> dict[str, Any]:
-    """What the machine tells about itself right now: load, battery, heat. None where it does not tell."""
-    battery = busy = None
-    with suppress(AttributeError, OSError):  # a kernel without power supplies has no folder of them
-        battery = psutil.sensors_battery()
-    with suppress(AttributeError, OSError):
-        busy = os.getloadavg()[0] / cores()
-    heat = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
-    degrees = [entry.current for entries in heat.values() for entry in entries if entry.current]
-    return {
-        "load": busy,
-        "battery": None if battery is None else battery.percent / 100,
-        "charging": None if battery is None else battery.power_plugged,
-        "celsius": max(degrees, default=None),
-    }

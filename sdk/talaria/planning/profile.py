@@ -15,7 +15,7 @@ from typing import Any
 from talaria import durable, valid
 from talaria.errors import ConfigError, StateError
 from talaria.foreign import shown
-from talaria.planning import microbenchmarks, onnx_runtime
+from talaria.planning import machine, microbenchmarks, onnx_runtime
 
 VERSION = 1
 _LEAST = 1e-300
@@ -101,7 +101,7 @@ def measure(folder: Path | None = None) -> Profile:
     found = Profile(
         machine=fingerprint(),
         cpu=microbenchmarks.cpu_name(),
-        cores=microbenchmarks.cores(),
+        cores=machine.cores(),
         memory_mb=microbenchmarks.memory_mb(),
         simd=microbenchmarks.simd(),
         block=microbenchmarks.block(),

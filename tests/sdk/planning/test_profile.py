@@ -16,7 +16,7 @@ from tolerance import roundings
 from talaria import plugins
 from talaria.errors import ConfigError, StateError
 from talaria.model.spec import ModelSpec
-from talaria.planning import cpu_timer, measured, microbenchmarks, onnx_runtime
+from talaria.planning import cpu_timer, machine, measured, microbenchmarks, onnx_runtime
 from talaria.planning import profile as profiles
 from talaria.planning.budget import Budget
 from talaria.planning.latency_model import Cost
@@ -88,7 +88,7 @@ def test_a_machine_that_does_not_tell_of_itself_is_measured_all_the_same(monkeyp
         monkeypatch.setattr(psutil, name, closed)
     monkeypatch.setattr(os, "getloadavg", closed)
     assert microbenchmarks.memory_mb() > 0
-    assert {microbenchmarks.load()[name] for name in ("load", "battery", "charging")} == {None}
+    assert {machine.load()[name] for name in ("load", "battery", "charging")} == {None}
 
 
 def test_an_app_that_infers_may_measure_how_fast_it_learns() -> None:
@@ -179,7 +179,7 @@ def test_without_an_exporter_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_machine_tells_what_it_can() -> None:
-    now = microbenchmarks.load()
+    now = machine.load()
     assert set(now) == {"load", "battery", "charging", "celsius"}
-    assert microbenchmarks.cores() >= 1
+    assert machine.cores() >= 1
     assert microbenchmarks.memory_mb() > 0
