@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 
-def at_most(count: int, of: int, share: float) -> bool:
+def at_most(count: float, of: int, share: float) -> bool:
     """Whether ``count`` of ``of`` is at most ``share``, which counts as the decimal number that it is printed as.
 
     >>> at_most(3, 300, 0.01), at_most(29, 100, 0.29), at_most(4, 300, 0.01)

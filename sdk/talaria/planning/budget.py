@@ -131,7 +131,8 @@ class Budget:
 @dataclass(frozen=True)
 class AccuracyCheck:
     """What a plan cost in accuracy: shares in [0, 1] that the planned model and its dense twin label right, on the same
-    ``samples`` held-out samples, against the ``allowed`` loss. One sample more or less moves it by ``1 / samples``."""
+    ``samples`` held-out samples, against the ``allowed`` loss. One sample more or less moves it by ``1 / samples``. Of
+    another task than classification, both are its scores."""
 
     planned: float
     dense: float
@@ -144,16 +145,19 @@ class AccuracyCheck:
         return self.dense - self.planned
 
     @property
+    def _lost(self) -> float:
+        """Samples that were lost: whole ones where the figures are shares of them; another task's score has parts."""
+        return round(self.drop * self.samples, 6)
+
+    @property
     def kept(self) -> bool | None:
         """Whether the limit is kept; None without held-out samples, on which it cannot be told."""
-        lost = round(self.dense * self.samples) - round(self.planned * self.samples)
-        return lost <= 0 or shares.at_most(lost, self.samples, self.allowed) if self.samples else None
+        return self._lost <= 0 or shares.at_most(self._lost, self.samples, self.allowed) if self.samples else None
 
     @property
     def nearest(self) -> float:
         """The smallest ``accuracy_drop``, in tenths of a point, that this model keeps."""
-        lost = round(self.dense * self.samples) - round(self.planned * self.samples)
-        return min(0.999, -(-lost * 1000 // max(1, self.samples)) / 1000)
+        return min(0.999, -(-self._lost * 1000 // max(1, self.samples)) / 1000)
 
     @property
     def left(self) -> float:

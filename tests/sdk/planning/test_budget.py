@@ -47,6 +47,8 @@ def test_a_truth_value_is_not_a_limit() -> None:
         (296 / 300, 1.0, 0.01, 300, False),
         (0.95, 0.91, 0.0, 100, True),
         (0.0, 0.0, 0.01, 0, None),
+        (0.80, 0.84, 0.01, 10, False),  # R², of which no sample has a share
+        (0.8499, 0.85001, 0.01, 10, True),
     ],
 )
 def test_an_accuracy_limit_is_kept_broken_or_unknown(
