@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 import threading
+from contextlib import suppress
+from itertools import count
 
 import msgpack
 import numpy as np
@@ -274,6 +276,42 @@ def test_a_disk_that_is_full_while_saving_leaves_the_state_before(tmp_path):
         assert np.array_equal(store.private().tensors["w"], np.ones(10))
         assert store.trained() is None
         assert not list(tmp_path.glob(".*.part"))
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_cut_while_a_run_is_called_off_loses_nothing_of_the_run_before(tmp_path, monkeypatch, at):
+    with DeviceStore(tmp_path, "watch", "anna") as store:
+        for number, run in enumerate(("first", "off"), 1):
+            store.stage(Trained(b"update", number, "b", run), {"w": np.full(2, number)})
+            store.publish()
+        rename, calls = tensor_files.rename, count(1)
+
+        def cut(source, path):
+            if next(calls) == at:
+                raise tensor_files.DiskError("cut")
+            rename(source, path)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(tensor_files, "rename", cut)
+            with suppress(tensor_files.DiskError):
+                store.take_back()
+        found = store.private()
+        if found is not None and found.run == "off":  # it is called off still, as the agent finds when it starts again
+            store.take_back()
+        assert store.private().run == "first"
+        assert store.before() is None
+
+
+def test_of_what_a_device_learned_nothing_stays_once_it_is_erased(house, run_all):
+    one = house(names=("anna",))
+    run_all(one.serve(), one.agent("anna"))
+    with DeviceStore(one.folder / "anna", "watch", "anna") as store:
+        tensor_files.make_folder(store.folder / "bundles")
+        for cut in ("candidate.talaria", "bundles/.0a.talaria.part"):
+            (store.folder / cut).write_bytes(b"a kill came")
+        store.left()
+        store.erase()
+        assert sorted(path.name for path in store.folder.iterdir()) == ["left.json", "lock"]
 
 
 def test_what_a_device_keeps_is_for_its_owner_alone(tmp_path):

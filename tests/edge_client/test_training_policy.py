@@ -95,6 +95,8 @@ def test_this_machine_gives_a_reading() -> None:
 
 
 def test_a_device_without_torch_reads_its_machine() -> None:
-    code = "import sys; sys.modules['torch'] = None\nfrom talaria_edge.training_policy import read\nprint(read().minute)"
+    code = (
+        "import sys; sys.modules['torch'] = None; from talaria_edge import training_policy as p; print(p.read().minute)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip().isdecimal(), done.stderr

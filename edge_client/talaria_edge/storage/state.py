@@ -45,9 +45,10 @@ logger = logging.getLogger(__name__)
 FORMAT = 2
 LEFT, SECURE, PLAN = "left.json", "secure.bin", "plan.json"
 KEPT = (
-    "*private.safetensors", "update.bin", "model.bin", "model-*.part", "kit.bin", "kit-*.part", "protocol.bin",
-    "traffic.json", "privacy.json", SECURE, PLAN, "result.json", "body.bin", "body-*.part", ".*.part",
-    "deployed.json", "deployed.lock", "waiting.json", "waiting.talaria", "bundles/*.talaria",
+    "*private.safetensors", "personal.safetensors", "update.bin", "model.bin", "model-*.part", "kit.bin", "kit-*.part",
+    "protocol.bin", "traffic.json", "privacy.json", SECURE, PLAN, "result.json", "body.bin", "body-*.part", ".*.part",
+    "deployed.json", "deployed.lock", "waiting.json", "waiting.talaria", "candidate.talaria", "bundles/*.talaria",
+    "bundles/.*.part",
 )  # fmt: skip
 """What a device keeps in its folder, its earlier bundles too."""
 _BEFORE = {"step": "round", "base": "base_digest"}
@@ -163,9 +164,12 @@ class DeviceStore:
         """The state of the run before is in force again, and what was staged is let go of; where there is none, the
         device begins anew. What was in force is kept as ``called-off-private.safetensors``."""
         self.discard()
-        tensor_files.rename(self.private_path, self.folder / "called-off-private.safetensors")
+        kept = self.folder / "called-off-private.safetensors"
         if self.before_path.exists():
+            tensor_files.write(kept, self.private_path.read_bytes())  # a kill here calls it off once more
             tensor_files.rename(self.before_path, self.private_path)
+        else:
+            tensor_files.rename(self.private_path, kept)
 
     def trained(self) -> Trained | None:
         """The latest finished round, published or not, or None. What is half-written counts as none."""
