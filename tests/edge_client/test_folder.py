@@ -100,6 +100,25 @@ def test_a_window_whose_label_has_another_form_is_not_learned_from_and_named(tmp
     assert "another form than most (one number): w3.npz, list.npz; correct these files" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("y", "why"),
+    [
+        (np.array([1.0, np.inf]), "y holds infinity"),
+        (np.array([[1.0, np.nan], [2.0, 3.0]]), "NaN in a row of numbers"),
+        (np.array([2**63, 1], np.uint64), "beyond int64"),
+    ],
+)
+def test_a_file_whose_labels_no_round_can_learn_is_passed_over_and_named(tmp_path, y, why):
+    np.savez(tmp_path / "odd.npz", x=np.ones((2, 3)), y=y)
+    np.savez(tmp_path / "good.npz", x=np.ones((2, 3)), y=np.array([0, 1]))
+    data, (note,) = FolderSource(tmp_path).look()
+    assert why in note
+    assert sorted(data.train.y.tolist()) == [0, 1]
+    np.savez(tmp_path / "odd.npz", x=np.ones((2, 3)), y=y, split=np.array([3, 3]))
+    if y.dtype.kind == "f":  # whose labels nobody reads
+        assert len(FolderSource(tmp_path).load().unlabelled) == 2
+
+
 def test_steps_and_several_labels_are_set_aside_by_their_file_too(tmp_path, clock):
     for task, good, odd in (("per_step", [0, 2, -1], [0, 5, 1]), ("multilabel", [0, 1, 1], [0, 2, 0])):
         folder = tmp_path / task
@@ -192,9 +211,10 @@ def test_labels_come_later_and_the_last_word_counts(tmp_path):
         source.label(name, "walk" if i % 2 else 0)
     source.label(names[0], 1)
     source.label(names[1], -1)  # taken back
+    source.label(names[2], np.float32(-1))
     found = source.load()
     learned = {int(x[0, 0]): int(y) for part in (found.train, found.val) for x, y in zip(part.x, part.y, strict=True)}
-    assert learned == {0: 1, **{i: i % 2 for i in range(2, 10)}}
+    assert learned == {0: 1, **{i: i % 2 for i in range(3, 10)}}
     with pytest.raises(ConfigError, match=r"y='run' is none of \[device\] labels"):
         source.label(names[0], "run")
     for id, y in ((names[0], float("nan")), (names[0], True), (names[0], {}), ("", 1), (names[0], [[[1]]])):

@@ -41,7 +41,7 @@ def shape_of(samples: Iterable[Array], y: Array) -> Shape:
         axes = tuple(axis for axis in range(x.ndim) if axis != 1)
         count += x.size // x.shape[1]
         sums = sums + x.sum(axes, dtype=np.float64)
-        squares = squares + np.square(x).sum(axes, dtype=np.float64)
+        squares = squares + np.square(x, dtype=np.float64).sum(axes)
     mean = sums / count
     spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
     return Shape(shares, tuple(np.atleast_1d(mean).tolist()), tuple(np.atleast_1d(spread).tolist()))

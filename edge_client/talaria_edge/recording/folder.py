@@ -168,6 +168,8 @@ class FolderSource:
                 f"label: y={shown(y)} is no class of the {len(self.labels)} in [device] labels; use "
                 f"0..{len(self.labels) - 1}, a name, or -1 to take back; name a new class there, in the fleet's order"
             )
+        if len(self.labels) > 1 and isinstance(y, float):
+            y = int(y)  # -1.0 of an array is -1
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -273,7 +275,8 @@ class FolderSource:
         if isinstance(label, bytes):
             label = label.decode("utf-8", "replace")
         if not isinstance(label, str):
-            return int(label) if isinstance(label, float | bool) and label == int(label) else label
+            whole = isinstance(label, float | bool) and abs(label) < 2**53 and label == int(label)
+            return int(label) if whole else label
         if label not in self.labels:
             raise DataError(
                 f"data: {self.path / one.name}: label {label!r} is none of this device's; list all classes in the "
@@ -343,10 +346,16 @@ def _read(path: Path, at: float, limit: int) -> _Window:
         if values is not None and (not values.ndim or len(values) != len(x)):
             raise DataError(f"x has {len(x)} rows, {name} has shape {values.shape}; give one for each")
     made = recorded.of(np.zeros(len(x)), np.zeros(len(x), np.int64), split=rest["split"])
-    values = recorded.scaled(x)
+    values, y = recorded.scaled(x), rest["y"]
     if not np.isfinite(values).all():
         raise DataError("x holds NaN or infinity; drop or repair that window")
-    return _Window(path.stem, at, values, rest["y"], made.split, parts=parts)
+    if y is not None and y.dtype.kind == "u":
+        y = recorded.whole(y, "y")
+    if y is not None and y.dtype.kind == "f":
+        said = y if made.split is None else y[made.split != recorded.UNLABELLED]
+        if (np.isinf(said) if y.ndim == 1 else ~np.isfinite(said)).any():
+            raise DataError("y holds infinity, or NaN in a row of numbers; correct that label")
+    return _Window(path.stem, at, values, y, made.split, parts=parts)
 
 
 def _unknown(label: Any) -> bool:
