@@ -269,6 +269,11 @@ def take_part(joining: Joining) -> Model:
     unknown = sorted(set(joining.options) - known - _SETTINGS)
     if unknown:
         raise ConfigError(f"join: {unknown[0]}={shown(joining.options[unknown[0]])} is unknown; {_choice(known)}")
+    if joining.options.get("kit") is not None:
+        raise ConfigError(
+            f"join: kit={shown(str(joining.options['kit']))} gives a model without torch, which no Personalizer runs; "
+            "leave kit out: programs are made here"
+        )
     data = DeviceData(joining.train, joining.val, unlabelled=joining.unlabelled)
 
     def require(run: Run) -> None:

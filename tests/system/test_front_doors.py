@@ -218,6 +218,8 @@ def test_a_personalizer_is_told_that_the_fleet_learns_another_model(fleet, a_run
         joined(nn.Sequential(nn.Flatten(), nn.Linear(192, 8), nn.Linear(8, 3)), head="2")
     with pytest.raises(ConfigError, match=r"statt='here' is unknown; choose of .*state"):
         joined(one.run.spec, statt="here")
+    with pytest.raises(ConfigError, match=r"kit='watch.kit' gives a model without torch.*; leave kit out"):
+        joined(one.run.spec, engine="onnx", kit="watch.kit")
     with pytest.raises(ConfigError, match="to_thread"):
         asyncio.run(in_a_loop(lambda: joined(one.run.spec)))
     joined(one.run.spec, retry_s=0.3)
