@@ -67,7 +67,7 @@ def flush(folder: Path) -> None:
 def read(path: Path, most: int = -1) -> bytes:
     """The bytes of the file ``path``, the first ``most`` if that is told. Raises OSError, also where it is a device or
     a pipe: those may never give a byte, or never an end."""
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(EINVAL, "it is no file", str(path))
         return file.read(most)

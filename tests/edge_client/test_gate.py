@@ -106,6 +106,18 @@ def test_a_bundle_that_someone_replaced_is_put_back(tmp_path: Path) -> None:
     assert bundle.read_bytes() == b"ours"
 
 
+def test_a_folder_where_the_bundle_goes_is_told_at_each_start(tmp_path: Path) -> None:
+    bundle = tmp_path / "me.talaria"
+    bundle.mkdir()
+    with pytest.raises(StateError, match=r"me\.talaria: Is a directory; name a file"):
+        gate.deploy(tmp_path, b"one", bundle)
+    with pytest.raises(StateError, match=r"me\.talaria: Is a directory; name a file"):
+        gate.settle(tmp_path, bundle)
+    bundle.rmdir()
+    gate.settle(tmp_path, bundle)
+    assert bundle.read_bytes() == b"one"
+
+
 def test_damage_is_told_with_the_file(tmp_path: Path) -> None:
     bundle = tmp_path / "me.talaria"
     gate.deploy(tmp_path, b"one", bundle)

@@ -63,6 +63,13 @@ def test_what_is_no_file_is_not_read(tmp_path, kind):
         durable.read(path)
 
 
+def test_a_folder_that_is_not_read_leaves_nothing_open(tmp_path):
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(IsADirectoryError):
+        durable.read(tmp_path)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_pipe_can_be_locked_and_holds_nobody_up(tmp_path):
     os.mkfifo(tmp_path / "lock")
     with durable.lock(tmp_path / "lock", wait=False), pytest.raises(BlockingIOError):

@@ -242,8 +242,10 @@ def settle(folder: Path, bundle: Path) -> None:
 def _settle(folder: Path, bundle: Path) -> None:
     state = read(folder)
     if state.current is not None:
-        data = _intact(folder, state.current)
-        if not bundle.exists() or bundle.read_bytes() != data:
+        data, there = _intact(folder, state.current), None
+        with suppress(OSError):  # what cannot be read is replaced, or the disk says why not
+            there = durable.read(bundle)
+        if there != data:
             tensor_files.make_folder(bundle.parent)
             tensor_files.write(bundle, data)
     for path in (folder / "bundles").glob("*.talaria"):
