@@ -11,7 +11,11 @@ from memory_broker import Hub
 from talaria import tensors
 from talaria.errors import ConfigError
 from talaria.federated import global_model, rounds, run_model
+from talaria.federated import kit as kits
+from talaria.federated.make_kit import kit_of
+from talaria.planning.budget import Budget
 from talaria.planning.plan import Plan
+from talaria.protocol.coordinator import machine
 from talaria_edge.agent.training import Learner
 from talaria_edge.config import DeviceConfig, load_config
 from talaria_edge.data import Given
@@ -172,3 +176,20 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path, text, toml, said):
         (tmp_path / "plan.json").write_text(text)
     with pytest.raises(ConfigError, match=said):
         load_config(tmp_path / "device.toml")
+
+
+def test_a_budget_that_no_widths_keep_is_planned_for_once(house, run_all, a_run, tmp_path, monkeypatch):
+    """Not each time that the coordinator says its state again: measuring takes seconds of a battery."""
+    monkeypatch.setattr(machine, "REPEAT_SECONDS", 0.2)
+    one = house(a_run(rounds=1), quorum=0.5)
+    kit = tmp_path / "watch.kit"
+    kit.write_bytes(kits.encode(kit_of(one.run)))
+
+    async def for_a_while():
+        anna = one.agent("anna", budget=Budget(bundle_mb=1e-4), engine="onnx", kit=kit)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(one.serve(), anna, one.agent("bela")), 4)
+
+    run_all(for_a_while())
+    assert "bundle_mb=0.0001 is impossible" in one.of("declined", "anna")[0]["reason"]
+    assert len(one.of("planning", "anna")) == len(one.of("error", "anna")) == 1

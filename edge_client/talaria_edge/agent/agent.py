@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from talaria import time
-from talaria.errors import ConfigError, StateError, TalariaError, said
+from talaria.errors import BudgetError, ConfigError, StateError, TalariaError, said
 from talaria.federated.run import Run
 from talaria.plugins import NotAllowedError, has_torch
 from talaria.protocol import actions as a
@@ -89,7 +89,7 @@ class Agent:
         self._has_learned = False
         """Whether this agent has taken up a run."""
         self._planning: Run | None = None
-        """The run that widths are planned for now."""
+        """The run that widths are planned for now, or that no widths here keep their budget in."""
         self._called: a.Train | None = None
         self._cannot = ""
         """Why the run cannot be learned here; empty where it can, or is not known yet."""
@@ -328,11 +328,14 @@ class Agent:
         found = await planned(self.config, self._store, run, self._worker, self._tell)
         if self._planning != run:  # another one is to be learned by now
             return
-        self._planning = None
-        if isinstance(found, str):
-            self._cannot = found
+        if isinstance(found, Exception):
+            if not isinstance(found, BudgetError):  # of which the next plan, a minute later, would say the same
+                self._planning = None
+            self._cannot = f"no plan can be made here: {said(found)}"
+            self._tell("error", error=self._cannot)
             self._decline()
         else:
+            self._planning = None
             self._learn_by(found, run)
 
     def _learn_by(self, config: DeviceConfig, run: Run) -> None:

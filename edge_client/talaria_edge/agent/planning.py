@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from talaria.errors import TalariaError, said
+from talaria.errors import TalariaError
 from talaria.federated import own_plan
 from talaria.federated.kit import open_kit
 from talaria.federated.run import Run
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 async def planned(
     config: DeviceConfig, store: DeviceStore, run: Run, worker: ThreadPoolExecutor, tell: Callable[..., None]
-) -> DeviceConfig | str:
-    """``config`` with the plan that keeps its budget in this run, or in words why there is none."""
+) -> DeviceConfig | Exception:
+    """``config`` with the plan that keeps its budget in this run, or why there is none."""
     budget = config.budget
     if budget is None:
         return config
@@ -36,9 +36,7 @@ async def planned(
     except Exception as error:
         if not isinstance(error, TalariaError):
             logger.error("%s: planning: not foreseen", config.device, exc_info=error)
-        why = f"no plan can be made here: {said(error)}"
-        tell("error", error=why)
-        return why
+        return error
     why = made.reasons.get("widths", "")
     tell("planned", widths=dict(made.widths), predicted=dict(made.predicted), reason=why)
     return replace(config, plan=made, budget=None)
