@@ -82,6 +82,27 @@ def test_rewritten_graph_gives_the_numbers_of_torch(kind):
     assert ranks == {2}
 
 
+class TwoPools(nn.Module):
+    """What two pools give, beside each other in the channels, which are counted from the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv1d(6, 4, 3), nn.Linear(392, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        pools = nn.functional.max_pool1d(y, 2), nn.functional.avg_pool1d(y, 2)
+        return self.head(torch.cat(pools, -2).flatten(1))
+
+
+def test_channels_that_are_counted_from_the_end_stand_beside_each_other():
+    torch.manual_seed(0)
+    net, x = TwoPools(), torch.randn(5, 6, 100)
+    lifted, nodes = run(net, x, plain=False)
+    assert roundings(lifted, run(net, x, plain=True)[0], scale=1.0) <= 100
+    assert [node.op_type for node in nodes].count("Squeeze") == 0
+
+
 def test_a_slope_for_each_channel_meets_its_channel():
     """It has a shape of its own, (8, 1), which has to grow with what it meets."""
     torch.manual_seed(0)

@@ -137,8 +137,8 @@ class _Lift:
     def concat(self, node: NodeProto) -> bool:
         self.emit(node, [self.tall[name] for name in node.input])
         for attribute in self.nodes[-1].attribute:
-            if attribute.name == "axis" and attribute.i == 2:
-                attribute.i = 3
+            if attribute.name == "axis":
+                attribute.i = {2: 3, -1: 3, -2: 1, -3: 0}.get(attribute.i, attribute.i)
         return True
 
     def flatten(self, node: NodeProto) -> bool:
