@@ -217,10 +217,13 @@ class Device:
                 return None
             raise
         finally:
-            # What trains just now ends by itself, so that the folder is at rest when this returns.
-            await asyncio.to_thread(worker.shutdown, wait=True, cancel_futures=True)
-            self._task = None
-            self._ended.set()
+            try:
+                # What trains just now ends by itself, so that the folder is at rest when this returns; unless whoever
+                # waits is cancelled once more.
+                await asyncio.to_thread(worker.shutdown, wait=True, cancel_futures=True)
+            finally:
+                self._task = None
+                self._ended.set()
 
     def stop(self) -> None:
         """Leave in good order: :meth:`run` returns None, once what trains just now has ended. Any thread may call it;

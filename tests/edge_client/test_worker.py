@@ -85,3 +85,33 @@ def test_an_agent_that_fails_after_its_apps_main_thread_has_ended_does_not_begin
     monkeypatch.setattr(threading, "main_thread", lambda: ended)
     with pytest.raises(RuntimeError, match="cannot schedule"):
         asyncio.run(asyncio.wait_for(device.run(), 60))
+
+
+def test_a_program_that_is_stopped_once_more_while_its_device_ends_is_not_held_up(tmp_path):
+    asked, given = threading.Event(), threading.Event()
+
+    def load():
+        asked.set()
+        given.wait(60)
+        return [[0.0]] * 4, [0, 1, 0, 1]
+
+    device = Device("mqtt://127.0.0.1:1", fleet="watch", data=load, state=tmp_path)
+
+    async def app():
+        async with device:
+            await device.run()
+
+    async def stopped():
+        running = asyncio.create_task(app())
+        try:
+            await asyncio.to_thread(asked.wait)
+            running.cancel()
+            await asyncio.sleep(0.1)  # it waits for the samples to come
+            assert not running.done()
+            running.cancel()
+            await asyncio.wait([running], timeout=30)
+            assert running.cancelled()
+        finally:
+            given.set()
+
+    asyncio.run(stopped())
