@@ -1,11 +1,16 @@
 """An agent trains only when it may: it waits within the round, then declines; and says both."""
 
 import asyncio
+import threading
 import time
+from itertools import count
 
 import pytest
 
 from talaria import tensors
+from talaria_coordinator.config.fleet import FleetConfig
+from talaria_coordinator.fleet.life import carry_out
+from talaria_coordinator.fleet.operator_commands import Order
 from talaria_edge.training_policy import Reading, Rules
 
 NOON = 12 * 60
@@ -98,3 +103,39 @@ def test_waiting_ends_when_its_time_is_over(run_all, seconds):
     assert not decision
     assert decision.reason == "not charging"
     assert told == ([("waiting", {"reason": "not charging"})] if seconds else [])
+
+
+def test_a_run_that_was_begun_while_personalizing_waited_keeps_what_it_learns(house, a_run):
+    """Personalizing for the run before then took the private state of the new one for that of a run called off."""
+    one = house(a_run("fedper", rounds=1), names=("anna",), stay=True)
+    readings, charged = count(1), threading.Event()
+
+    def read():
+        low = next(readings) > 1 and not charged.is_set()  # the first round is allowed
+        return Reading(minute=NOON, battery=0.1 if low else 0.9, charging=False)
+
+    async def until(event, count):
+        async with asyncio.timeout(120):
+            while len(one.of(event, "anna")) < count:
+                await asyncio.sleep(0.01)
+
+    async def story():
+        agent = asyncio.create_task(one.agent("anna", read, guard=Rules(), guard_every_s=0.05, stay=True))
+        serving = asyncio.create_task(one.serve())
+        await until("waiting", 1)
+        serving.cancel()
+        await asyncio.wait([serving])
+        config = FleetConfig(name="watch", run=one.run, state=one.folder, members=("anna",))
+        carry_out(Order("next", rounds=1), one.store.fleets.get("watch"), config, one.store, one.blobs)
+        serving = asyncio.create_task(one.serve())
+        await until("waiting", 2)
+        charged.set()
+        await until("done", 1)
+        for task in (agent, serving):
+            task.cancel()
+        await asyncio.wait([agent, serving])
+
+    asyncio.run(story())
+    assert [event["error"] for event in one.of("error", "anna")] == ["called off: another run is to be learned by now"]
+    assert one.of("done", "anna")[0]["rounds"] == 2
+    assert not (one.folder / "anna" / "called-off-private.safetensors").exists()

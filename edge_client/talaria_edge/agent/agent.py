@@ -414,6 +414,8 @@ class Agent:
             found = await self._rounds.learned(learner, partial(learner.finish, model_digest))
         except CalledOff as error:
             self._tell("error", error=str(error))
+            if self._served == (learner.digest, model_digest):
+                self._served = None  # that run may come back
             return
         except Narrow:
             self._served = None

@@ -103,7 +103,8 @@ class Rounds:
 
     async def learned(self, learner: Learner, work: Callable[[], T]) -> T:
         """What ``work`` of this learner gives, in the worker's thread. Raises
-        :class:`~talaria.training.batching.CalledOff` once another run is to be learned, which would wait for it."""
+        :class:`~talaria.training.batching.CalledOff` once another run is to be learned, which would wait for it, and
+        whose private state it would take for called off."""
         own = learner.run.identity
 
         def wanted() -> bool:

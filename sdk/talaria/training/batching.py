@@ -37,13 +37,19 @@ class CalledOff(TalariaError):  # noqa: N818 - it says what is
 
 @contextmanager
 def while_wanted(asked: Callable[[], bool]) -> Iterator[None]:
-    """Whatever learns within ends with :class:`CalledOff` before its next batch once ``asked`` says false: a training
-    of very many epochs would hold its thread for ever."""
+    """Whatever learns within ends with :class:`CalledOff` before it begins, and before its next batch, once ``asked``
+    says false: a training of very many epochs would hold its thread for ever."""
     token = _WANTED.set(asked)
     try:
+        _require(asked)
         yield
     finally:
         _WANTED.reset(token)
+
+
+def _require(wanted: Callable[[], bool]) -> None:
+    if not wanted():
+        raise CalledOff("called off: another run is to be learned by now")
 
 
 def feed(task: Task, recipe: Recipe, samples: Samples, purpose: str = "train") -> Iterator[tuple[Array, Array]]:
@@ -75,8 +81,7 @@ def batches(count: int, size: int, steps: int, draws: Draws) -> Iterator[Array]:
     done, wanted = 0, _WANTED.get()
     while done < steps and count:
         for index in cut(draws.order(count), size):
-            if not wanted():
-                raise CalledOff("called off: another run is to be learned by now")
+            _require(wanted)
             yield index
             done += 1
             if done == steps:
