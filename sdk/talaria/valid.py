@@ -6,6 +6,7 @@ import difflib
 import inspect
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -86,8 +87,8 @@ def names(what: str, name: str, value: object, most: int) -> tuple[str, ...]:
 
 def different(what: str, given: Sequence[str]) -> None:
     """Raise :class:`ConfigError` where one of ``given`` stands there twice."""
-    for name in given:
-        if (count := given.count(name)) > 1:
+    for name, count in Counter(given).items():
+        if count > 1:
             raise ConfigError(f"{what}: {shown(name)} stands there {count} times; give each a name of its own")
 
 

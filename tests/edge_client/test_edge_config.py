@@ -6,6 +6,7 @@ import pytest
 
 from talaria.config import Section
 from talaria.errors import ConfigError
+from talaria.model.spec import MOST_CLASSES
 from talaria_edge.config import load_config
 from talaria_edge.data import NamedSource, NpzSource
 from talaria_edge.training_policy import Rules
@@ -35,6 +36,13 @@ def test_what_is_left_out_has_defaults(tmp_path):
     assert config.plan is None
     assert config.bundle is None
     assert not config.stay
+
+
+@pytest.mark.timeout(30)  # looking each name up among all took two minutes
+def test_as_many_labels_as_a_model_has_classes_are_looked_at_once(tmp_path):
+    names = [f"class {number}" for number in range(MOST_CLASSES)]
+    text = GOOD.replace("[fleet]", f"labels = {names}\n[fleet]")
+    assert len(load_config(written(tmp_path, text)).labels) == MOST_CLASSES
 
 
 def test_all_fields(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import math
 import platform
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
@@ -198,16 +199,16 @@ class Result:
         """How an asynchronous run went: how old the counted updates were, in versions, and whose they are."""
         history = self.learned.history
         ages = [age for facts in history for age in facts.staleness]
-        who = [client for facts in history for client, _ in facts.counted]
+        who = Counter(client for facts in history for client, _ in facts.counted)
         return {
             **asdict(buffering),
             "versions": len(history),
             "staleness": {
                 "mean": sum(ages) / len(ages),
                 "largest": max(ages),
-                "updates": {str(age): ages.count(age) for age in sorted(set(ages))},
+                "updates": {str(age): count for age, count in sorted(Counter(ages).items())},
             },
-            "updates": {client: who.count(client) for client in sorted(self.learned.members)},
+            "updates": {client: who[client] for client in sorted(self.learned.members)},
             "recalled": sum(facts.recalled for facts in history),
             "time": history[-1].time,
         }
