@@ -32,16 +32,21 @@ if TYPE_CHECKING:
     from talaria.training.interface import Engine
 
 
-_adopted: dict[Run, Blueprint] = {}
+_adopted: dict[str, tuple[ModelSpec, Blueprint]] = {}
+"""By the run's identity: one that goes on for longer has the same model."""
 
 
 def adopt(run: Run, blueprint: Blueprint) -> None:
     """Take what is asked here of the run's model from ``blueprint``, until this process ends: it then needs no torch
     to begin a run, to check updates and to fold them."""
-    _adopted[run] = blueprint
+    _adopted[run.identity] = run.spec, blueprint
 
 
-_kits: dict[Run, tuple[Kit, Engine]] = {}
+def _blueprint(run: Run) -> Blueprint | None:
+    return _adopted.get(run.identity, (None, None))[1]
+
+
+_kits: dict[str, tuple[Kit, Engine]] = {}
 
 
 def equip(run: Run, kit: Kit) -> None:
@@ -53,12 +58,12 @@ def equip(run: Run, kit: Kit) -> None:
 
     kit.require(run)
     adopt(run, kit.blueprint)
-    _kits[run] = kit, ProgramEngine(run.spec, kit.source)
+    _kits[run.identity] = kit, ProgramEngine(run.spec, kit.source)
 
 
 def kit_of(run: Run) -> tuple[Kit, Engine] | tuple[None, None]:
     """The kit of ``run`` that is learned from here, and the engine that has its programs; a pair of None without."""
-    return _kits.get(run, (None, None))
+    return _kits.get(run.identity, (None, None))
 
 
 @lru_cache(maxsize=16)
@@ -70,8 +75,8 @@ def template(spec: ModelSpec) -> Module:
 def named_inputs(run: Run) -> Parts | None:
     """The shapes of the named inputs that the run's model reads, none where it is one; None where that is not known
     here, as without torch before there is a kit."""
-    if run in _kits:
-        return _kits[run][0].source.parts
+    if (kit := kit_of(run)[0]) is not None:
+        return kit.source.parts
     if not zoo.GROUP.is_foreign(run.spec.name):
         return {}
     if not has_torch():
@@ -84,14 +89,15 @@ def named_inputs(run: Run) -> Parts | None:
 
 def layout_of(spec: ModelSpec) -> ChannelLayout:
     """The channel groups of the unpruned model."""
-    known = next((blueprint.layout for run, blueprint in list(_adopted.items()) if run.spec == spec), None)
+    known = next((blueprint.layout for own, blueprint in list(_adopted.values()) if own == spec), None)
     return zoo.layout(spec) if known is None else known
 
 
 def split_of(run: Run) -> Split:
     """Body, adapters and head of the run's model. Raises :class:`~talaria.errors.ModelError` where the model does not
     answer as the run's task takes it."""
-    return _adopted[run].split if run in _adopted else _split(run.spec, run.buffers, run.task)
+    known = _blueprint(run)
+    return _split(run.spec, run.buffers, run.task) if known is None else known.split
 
 
 @lru_cache(maxsize=16)
@@ -121,8 +127,8 @@ def begun(run: Run, model: Model) -> tuple[Tensors, Tensors]:
 def first_shared(run: Run) -> Tensors:
     """The shared state that all begin from, version 0. Raises :class:`ConfigError` where the algorithm prunes and the
     model has no channels that may go, and where a weight that has two names would travel under one of them alone."""
-    if run in _adopted:
-        return _adopted[run].first()
+    if (known := _blueprint(run)) is not None:
+        return known.first()
     if algorithm_of(run).card.prunes and not layout_of(run.spec).sizes:
         reasons = zoo.left_whole(run.spec) or "a model of linear layers alone, or one whose layers all meet in sums"
         raise ConfigError(
@@ -142,7 +148,8 @@ def first_shared(run: Run) -> Tensors:
 @lru_cache(maxsize=16)
 def update_schema(run: Run) -> Mapping[str, TensorSpec]:
     """The dense shapes of what an update may hold, those of :func:`first_shared`; worked out once for a run."""
-    return _adopted[run].schema if run in _adopted else schema_of(first_shared(run))
+    known = _blueprint(run)
+    return schema_of(first_shared(run)) if known is None else known.schema
 
 
 def dense_bytes(run: Run) -> int:
@@ -153,16 +160,16 @@ def dense_bytes(run: Run) -> int:
 def unpruned(run: Run) -> Served:
     """The whole model of the run's kit, as small devices compare theirs with it in size and time; what travels is zero
     in it. Raises :class:`ConfigError` where there is none."""
-    if run not in _kits:
+    kit, _ = kit_of(run)
+    if kit is None:
         raise ConfigError("run: no kit of it is known here; call equip first")
-    kit, _ = _kits[run]
     return kit.source.whole(kit.model)
 
 
 def first_scores(run: Run) -> Mapping[str, Array]:
     """Of each group, how much every channel of the first weights counts: what a plan chooses by."""
-    if run in _kits:
-        return _kits[run][0].scores
+    if (kit := kit_of(run)[0]) is not None:
+        return kit.scores
     from talaria.model.state import to_arrays
 
     first = to_arrays(template(run.spec).state_dict())

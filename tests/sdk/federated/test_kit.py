@@ -1,6 +1,8 @@
 """A kit holds what a device asks for, gives torch's masks, and anything else in its place is refused."""
 
+import gc
 import json
+import weakref
 import zlib
 from dataclasses import replace
 
@@ -93,6 +95,16 @@ def test_what_is_learned_from_a_kit_is_what_is_learned_with_torch_beside(file, o
         assert served.size == sum(p.numel() for p in module.parameters())
         np.testing.assert_allclose(served.predict(one.train.x), predict(module, one.train.x), atol=1e-4)
         assert evaluate(served, one.val).samples == len(one.val)
+
+
+def test_a_run_that_goes_on_for_longer_takes_the_place_of_its_kit(file, equipped):
+    """A device that stays had all of them, each with what ONNX Runtime held of its graphs."""
+    before = weakref.ref(run_model.kit_of(RUN)[1])
+    longer = replace(RUN, rounds=9)
+    run_model.equip(longer, kits.decode(file))
+    gc.collect()
+    assert before() is None
+    assert run_model.kit_of(RUN) == run_model.kit_of(longer)
 
 
 def test_equal_runs_give_equal_files_in_any_process(file):
