@@ -409,13 +409,15 @@ class Agent:
 
     async def _finish(self, learner: Learner, model_digest: bytes) -> None:
         await self._leave.wait(self._tell, lambda: math.inf)
+        if self._learner is not None and self._learner is not learner:  # the run goes on, or another one is learned
+            self._let_go(learner.digest, model_digest)
+            return
         self._tell("personalizing")
         try:
             found = await self._rounds.learned(learner, partial(learner.finish, model_digest))
         except CalledOff as error:
             self._tell("error", error=str(error))
-            if self._served == (learner.digest, model_digest):
-                self._served = None  # that run may come back
+            self._let_go(learner.digest, model_digest)
             return
         except Narrow:
             self._served = None
@@ -435,6 +437,11 @@ class Agent:
         tensor_files.write(path, json.dumps(self._result, indent=2).encode())
         self._tell("done", **self._result, result=str(path))
         await self._driver.inbox.put(e.Tick(time.monotonic()))
+
+    def _let_go(self, *served: Any) -> None:
+        """This model was not personalized; its run may come back."""
+        if self._served == served:
+            self._served = None
 
     async def _finish_again(self, *served: Any) -> None:
         """What a full disk refused may be written later; who does not stay ends, and is started again."""
