@@ -143,6 +143,29 @@ def test_a_variant_that_does_not_run_is_left_out_with_a_reason_and_the_others_st
     assert np.array_equal(Predictor(tmp_path / "me.talaria")(x).index, wanted.argmax(1))
 
 
+class Divided(nn.Module):
+    """By what 8 bits round to 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over, self.under, self.head = nn.Linear(4, 16), nn.Linear(4, 16, bias=False), nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.head(self.over(x) / self.under(x).abs())
+
+
+def test_a_variant_that_gives_infinity_is_left_out_with_a_reason_and_the_others_stay(tmp_path):
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    x[:20] *= 1e-3
+    given = {"example": x, "samples": (x, x[:, :1]), "calibration": x}
+    report = make_bundle(tmp_path / "me.talaria", Divided(), **given, task="regression", seconds=0)
+    told = {row["name"]: row["why"] for row in report.figures["variants"]}
+    assert told["int8"] == "gives NaN or infinity"
+    assert report.figures["default"] in ("fp32", "fp16")
+    assert verify_bundle(tmp_path / "me.talaria").ok
+
+
 def test_calibration_and_judgement_never_share_a_sample(imu, monkeypatch, tmp_path):
     from talaria_export.build import build
 

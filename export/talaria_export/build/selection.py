@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from talaria import shares, tasks
-from talaria.errors import BundleError
+from talaria.errors import BundleError, DataError
 from talaria.tensors import Array
 from talaria_export.convert.quantize import Gate, Made
 from talaria_export.runtime.likeness import likeness
@@ -37,10 +37,12 @@ def judge(
     x, y = judged
     try:
         session, plain = Session(one.data), Session(fp32.data or b"")
-        answers, exact = session(x), plain(x)
-        row["max_abs_diff"] = float(np.abs(session(probes) - expected).max())
-    except BundleError as problem:
+        answers, exact, given = session(x), plain(x), session(probes)
+    except (BundleError, DataError) as problem:
         return row | {"why": str(problem)}
+    if not (np.isfinite(answers).all() and np.isfinite(given).all()):  # as where a divisor is rounded to 0
+        return row | {"why": "gives NaN or infinity"}
+    row["max_abs_diff"] = float(np.abs(given - expected).max())
     row["bytes"] = len(one.data)
     alike = likeness(task, answers, exact, y)
     row |= {"agreement": alike.agreement} if alike.distance is None else {"distance": alike.distance}
