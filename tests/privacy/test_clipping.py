@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -15,6 +16,7 @@ from talaria.errors import ConfigError, StateError
 from talaria.privacy.clipping import COUNT_NOISE, KEY, WITHIN, clip_in, next_clip, on_values
 from talaria.privacy.coordinates import Coordinates
 from talaria.privacy.forms import FORMS
+from talaria.privacy.neighbours import bitsets, graph, smallest_part
 from talaria.privacy.rule import Privacy, PrivateMean, contribution, private
 from talaria.seeds import Draws
 from talaria.tensors import Tensors
@@ -140,3 +142,19 @@ def test_a_simulation_says_where_it_went_and_resumes_from_there(tmp_path: object
     assert told["clip_now"] != 5.0
     assert told["epsilon"] == pytest.approx(8.0, rel=1e-9)
     assert talaria.resume(folder, data=data).as_dict() == whole.as_dict()
+
+
+def test_how_many_were_cut_has_its_noise_in_a_part_of_a_ring_too() -> None:
+    """A coordinator that says who left parts the ring, and opens what so few of it tell beside their values."""
+    asked = Privacy(secure=True, clip=0.5, quantile=0.5, noise=1.5, noise_by="devices", holders=4, degree=6)
+    coordinates = Coordinates.of(shared_of(), None)
+    terms = PrivateMean(privacy=asked).terms(coordinates, 40, 0, fleet="f", round=1, attempt=1)
+    names = [f"d{i:02}" for i in range(40)]
+    bits = bitsets(graph(names, terms.degree, b""), names)
+    order = sorted(names, key=lambda name: hashlib.sha256(b"talaria/ring/1\x00" + name.encode()).digest())
+    alive = sum(1 << names.index(name) for name in (*order[3:7], *order[10:37]))
+    assert alive.bit_count() >= terms.threshold
+    assert smallest_part(alive, bits) == terms.needed == 4
+    of_a_part = 1 / math.hypot(terms.clip / terms.noise / 2, 0.5 / terms.metric_noise / 2)
+    assert of_a_part >= 1.5
+    assert 1.5 <= terms.noise_by_devices <= of_a_part

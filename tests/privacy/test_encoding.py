@@ -171,3 +171,5 @@ def test_what_is_told_beside_the_values_counts_for_the_noise_that_an_owner_asks_
     for beside, least, most in ((0.0, 0, 0), (5e-324, 0, 1e-300), (0.25, 0.97, 0.98), (1e9, 4 - 1e-9, 4)):
         told = terms_of(4, **noisy, metrics=(WITHIN,), metric_noise=beside)  # type: ignore[arg-type]
         assert least <= told.noise_by_devices <= most
+        ring = terms_of(6, **noisy, metrics=(WITHIN,), metric_noise=beside, degree=4, own_threshold=3)  # type: ignore[arg-type]
+        assert ring.noise_by_devices == told.noise_by_devices, "a part of four may be told from the others"

@@ -260,8 +260,8 @@ class PrivateMean:
         wide = replace(wide, noise=self._deviation(coordinates, wide, noise) / parts)
         if self.privacy.quantile is None:
             return wide
-        # All survivors tell whether they were cut, and at least ``threshold`` survive.
-        own = COUNT_NOISE * noise / terms.threshold**0.5 * (1 + 1 / terms.side.unit)
+        # All survivors tell whether they were cut, and the count of so many of them may be seen alone.
+        own = COUNT_NOISE * noise / terms.together**0.5 * (1 + 1 / terms.side.unit)
         return replace(wide, metric_noise=own, metric_bound=0.5 + _FAR * own)
 
     @property

@@ -131,12 +131,18 @@ class Terms:
         return self.threshold if self.holders is None else self.holders
 
     @property
+    def together(self) -> int:
+        """Devices in the smallest sum of weights and metrics that may open: with neighbours alone a part of their ring,
+        which a coordinator that lies about who left can tell from the others."""
+        return min(self.threshold, self.needed) if self.degree else self.threshold
+
+    @property
     def noise_by_devices(self) -> float:
         """Noise on all that a sum tells of a device, in the lengths that it can change it by: as private as so much on
         its values alone."""
         if not self.noise or (WITHIN in self.metrics and not self.metric_noise):
             return 0.0
-        beside = 0.5 / self.metric_noise / self.threshold**0.5 if WITHIN in self.metrics else 0.0
+        beside = 0.5 / self.metric_noise / self.together**0.5 if WITHIN in self.metrics else 0.0
         return 1 / hypot(self.clip / self.noise / self.needed**0.5, beside)
 
     @cached_property
