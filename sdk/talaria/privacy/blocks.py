@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -45,9 +46,14 @@ class Blocks:
         """bool (rows,): the rows that travel."""
         return np.asarray(self.tier >= 0)
 
+    @cached_property
+    def class_of(self) -> dict[str, int]:
+        """By member, its mask class."""
+        return dict(zip(self.members, self.classes, strict=True))
+
     def of(self, member: str) -> Array:
         """bool (rows,): the rows that ``member`` sends."""
-        return np.asarray(self.kept[self.classes[self.members.index(member)]] & self.sent)
+        return np.asarray(self.kept[self.class_of[member]] & self.sent)
 
     def open_tiers(self, survivors: Collection[str]) -> tuple[int, ...]:
         """The tiers that may open where these survived; ``terms.tiers`` stands for weights and metrics."""

@@ -347,21 +347,21 @@ class CoordinatorHalf:
         cover(values, self.coordinates.places(self._every, rows), out, self.coordinates.count(rows))
 
     def _class_of(self, name: str) -> int:
-        return self._blocks.classes[self._blocks.members.index(name)]
+        return self._blocks.class_of[name]
 
     def _secrets(self, tiers: tuple[int, ...]) -> tuple[dict[str, list[bytes]], dict[str, bytes]]:
         """The survivors' seeds of ``tiers``, and the keys of those who left after sharing."""
-        size, survivors = shamir.SHARE_BYTES, self._survivors.names
+        size, survivors = shamir.SHARE_BYTES, set(self._survivors.names)
         by_owner: dict[str, dict[int, bytes]] = {name: {} for name in self._state.members}
+        places = {owner: {name: x for x, name in enumerate(self._roster.holders(owner), 1)} for owner in by_owner}
         for giver, data in sorted(self._state.openings.items()):
             opening = decode(data)
             if not isinstance(opening, Opening):
                 raise StateError("secure: the saved state is damaged")
             for owner, share in (*opening.seeds, *opening.keys):
                 wanted = size * (len(tiers) if owner in survivors else 1)
-                holders = self._roster.holders(owner) if owner in by_owner else ()
-                if giver in holders and len(share) == wanted:
-                    by_owner[owner][holders.index(giver) + 1] = share
+                if giver in places.get(owner, ()) and len(share) == wanted:
+                    by_owner[owner][places[owner][giver]] = share
         scales: dict[tuple[int, ...], list[int]] = {}
         seeds: dict[str, list[bytes]] = {}
         keys: dict[str, bytes] = {}

@@ -228,7 +228,7 @@ class DeviceHalf:
     def _masked(self, roster: Roster, members: tuple[str, ...]) -> Masked:
         blocks, digest = roster.blocks(members), roster.members_digest(members)
         values, side = self._plain(blocks)
-        mine = blocks.kept[blocks.classes[members.index(self.device)]]
+        mine = blocks.kept[blocks.class_of[self.device]]
         sent = blocks.of(self.device)
         dtype = self.terms.grid.dtype
         by_rows: dict[bytes, tuple[Array, list[tuple[bytes, bool]]]] = {}  # nested masks share the same with many
@@ -239,7 +239,7 @@ class DeviceHalf:
             if other in members:
                 common, plus = agree(roster.adverts[other].mask_key), self.device < other
                 key = pair_key(common, digest, "values", self.device, other)
-                rows = both[blocks.classes[members.index(other)]]
+                rows = both[blocks.class_of[other]]
                 by_rows.setdefault(rows.tobytes(), (rows, []))[1].append((key, plus))
                 beside.append((pair_key(common, digest, "side", self.device, other), plus))
         for rows, streams in by_rows.values():
@@ -258,11 +258,11 @@ class DeviceHalf:
         """The encoded values of the rows that are sent, and what stands beside them."""
         grid = self.terms.grid
         whole = np.frombuffer(self._state.values, grid.dtype.newbyteorder("<"))
-        mine = blocks.kept[blocks.classes[blocks.members.index(self.device)]]
+        mine = blocks.kept[blocks.class_of[self.device]]
         values = taken(whole, self.coordinates.places(mine, blocks.of(self.device))).astype(grid.dtype, copy=False)
         weights = [0] * (len(blocks.kept) if self.terms.most_weight else 0)
         if weights:
-            weights[blocks.classes[blocks.members.index(self.device)]] = self._state.weight
+            weights[blocks.class_of[self.device]] = self._state.weight
         side = np.array([*weights, *self._state.metrics], np.int64).astype(np.uint32)
         return values, side
 

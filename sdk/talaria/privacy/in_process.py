@@ -129,11 +129,11 @@ def plain_sum(
     for name in alive:
         one = contributions[name]
         state = begun(terms, coordinates, one.tensors, one.mask, one.weight, one.metrics)
-        kept = found.kept[found.classes[names.index(name)]]
+        kept = found.kept[found.class_of[name]]
         values = np.frombuffer(state.values, dtype.newbyteorder("<"))
         sign(sums, coordinates.places(every, kept), values, plus=True)
         if weights:
-            weights[found.classes[names.index(name)]] += state.weight
+            weights[found.class_of[name]] += state.weight
         metrics += np.array(state.metrics, np.int64)
     sums[~coordinates.values(rows)] = 0
     mean = metrics * (terms.metric_bound / terms.side.unit) / len(alive)
