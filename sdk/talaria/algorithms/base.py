@@ -36,6 +36,9 @@ class Card:
     """Why its steps can only be those of SGD; empty where any optimizer will do."""
     differences: bool = False
     """True where updates hold differences to what was downloaded, whatever the codec; else new values."""
+    beside: tuple[str, ...] = ()
+    """How the names begin of private tensors that rounds make and ``init`` does not, where no mask cuts them, such as a
+    small model's (``"small/"``): they stay under another plan, and come into a run that follows, as they are."""
 
 
 class Algorithm(Protocol):

@@ -91,15 +91,18 @@ def private_of(run: Run, member: Member, shared: Tensors, old: Tensors) -> Carri
     same = sizes == dict(run_model.layout_of(run.spec).sizes)
     kept = {name: value for name, value in old.items() if same and name.startswith(masks.PREFIX)}
     scale = {name: value for name, value in old.items() if name.startswith(targets.PREFIX)}
-    found = _fitted(device_task.begun_private(run, member, shared, kept), device_task.own_of(old))
-    return replace(found, tensors={**kept, **found.tensors, **scale})
+    own = device_task.own_of(old)
+    found = _fitted(device_task.begun_private(run, member, shared, kept), own)
+    beside = _beside(run, own)
+    dropped = tuple(name for name in found.dropped if name not in beside)
+    return replace(found, tensors={**kept, **found.tensors, **beside, **scale}, dropped=dropped)
 
 
 def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> Tensors:
     """A device's private state under the plan that it has now, given what it kept under an earlier one and the (dense)
     global model.
 
-    Values of channels that both keep stay; a channel that comes back, and a tensor that no mask can cut, begin as on a
+    Values of channels that both keep stay, as do models beside the large one; a channel that comes back begins as on a
     new device."""
     old, new = mask_before(run, private), mask_now(run, member.plan, private)
     if old == new:
@@ -113,7 +116,12 @@ def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> T
     }
     left = feedback.within(under(private, feedback.PREFIX), old, new, shared)
     scale = {name: value for name, value in private.items() if name.startswith(targets.PREFIX)}
-    return {**({} if new.is_full else kept), **moved, **prefixed(left, feedback.PREFIX), **scale}
+    return {**({} if new.is_full else kept), **moved, **_beside(run, own), **prefixed(left, feedback.PREFIX), **scale}
+
+
+def _beside(run: Run, own: Tensors) -> Tensors:
+    """What of a private state an algorithm makes in its rounds and no mask cuts."""
+    return {name: value for name, value in own.items() if name.startswith(run_model.algorithm_of(run).card.beside)}
 
 
 def mask_before(run: Run, private: Tensors) -> ChannelMask:

@@ -17,6 +17,7 @@ from talaria.training.engine import predict
 from talaria.types import Recipe, Samples
 
 SPEC = ModelSpec("imu_cnn", (6, 32), 3)
+OTHERS = {"thorki": {"small": "mlp"}, "pfedgm": {"features": 8}}
 
 
 def run_of(algorithm="fedavg", **changes):
@@ -129,7 +130,33 @@ def same_where_both_keep(run, before, after):
     layout = run_model.layout_of(SPEC)
     was, now = (device_task.mask_under(run, None, tensors) or layout.full() for tensors in (before, after))
     both = ChannelMask(layout, {g: tuple(c for c in was.kept[g] if c in now.kept[g]) for g in layout.sizes})
-    for name in before.keys() & after.keys() - {name for name in before if name.startswith(masks.PREFIX)}:
+    uncut = (masks.PREFIX, *ALGORITHMS[run.algorithm].card.beside)
+    for name in before.keys() & after.keys() - {name for name in before if name.startswith(uncut)}:
         key = name.rpartition("/")[2]
         cut = (masks.shrink({key: tensors[name]}, mask, both)[key] for tensors, mask in ((before, was), (after, now)))
         assert np.array_equal(*cut), name
+
+
+@pytest.mark.parametrize("name", ["thorki", "pfedgm"])
+def test_what_no_mask_cuts_stays_under_another_plan_and_in_a_run_that_follows(name):
+    """Thorki's small model is all that it keeps for itself."""
+    run = run_of(name)
+    samples = Samples(np.random.default_rng(1).standard_normal((9, 6, 32), np.float32), np.arange(9) % 3)
+    member, shared = Member("anna", samples, samples), run_model.first_shared(run)
+    _, private = rounds.participate(run, member, shared, None, 1)
+    mine = {key: value for key, value in private.items() if key.startswith(ALGORITHMS[name].card.beside)}
+    assert mine
+    narrow = replace(member, plan=Plan(widths={"conv1": 8}))
+    for options, classes in (({}, 3), (OTHERS[name], 3), ({}, 4)):
+        spec = replace(SPEC, classes=classes)
+        new = warm_start.following(run, replace(run, spec=spec, hparams=options))
+        body = warm_start.carried(run, new, shared).tensors
+        found = warm_start.private_of(new, member, body, private)
+        assert not found.dropped
+        for kept in (found.tensors, warm_start.under_plan(run, narrow, shared, private)):
+            assert all(np.array_equal(kept[key], value) for key, value in mine.items())
+        rounds.personalize(new, member, body, found.tensors)
+        _, after = rounds.participate(new, member, body, found.tensors, 2)
+        rounds.personalize(new, member, body, after)
+        _, again = rounds.participate(new, narrow, body, warm_start.under_plan(new, narrow, body, after), 3)
+        assert again.keys() - {key for key in again if key.startswith(masks.PREFIX)} == after.keys()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from talaria.aggregate.class_statistics import MEAN
 from talaria.algorithms.pfedgm.head import CENTRES, HELD
 from talaria.algorithms.pfedgm.navigator import (
     ANCHORS,
@@ -106,6 +107,7 @@ def objective(
     """The objective of one training; virtual features come from ``draws``. The term of η_intra needs the class means
     of an earlier round among ``private``."""
     count = np.bincount(task.train.y, minlength=task.classes).astype(np.float32)
+    known = CENTRES in private and private[CENTRES].shape == shared[MEAN].shape  # not before a run that follows
     return Navigation(
         last_layer(task.split),
         project,
@@ -115,6 +117,6 @@ def objective(
         virtual,
         margin,
         task.recipe.smoothing,
-        (private[CENTRES], private[HELD]) if CENTRES in private and HELD in private else None,
+        (private[CENTRES], private[HELD]) if known else None,
         virtual_features(count, shared, draws) if virtual else None,
     )

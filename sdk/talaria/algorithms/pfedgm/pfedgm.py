@@ -32,7 +32,7 @@ from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import TuneOn, labelled
 from talaria.algorithms.hparams import Epochs, Rate, above, at_least, check, one_of, require, within
 from talaria.algorithms.pfedgm import navigator
-from talaria.algorithms.pfedgm.head import as_sent, personal_head, remembered, taken
+from talaria.algorithms.pfedgm.head import CENTRES, HELD, as_sent, personal_head, remembered, taken
 from talaria.algorithms.pfedgm.navigator import projection_of
 from talaria.algorithms.pfedgm.objective import objective
 from talaria.algorithms.pfedgm.resampling import resampled
@@ -83,6 +83,7 @@ class PFedGM:
         source="Hu, Ma, 2026, arXiv:2603.11620 (abstract)",
         evidence="reconstructed",
         classes_alone="its head is one Gaussian for each class",
+        beside=(CENTRES, HELD),
     )
 
     def __post_init__(self) -> None:

@@ -40,12 +40,19 @@ def task_of(task: Task, name: str) -> Task:
     return task.but(model=model, mask=None, engine=engine)
 
 
+def fitting(own: Task, state: Tensors) -> Tensors:
+    """``state`` where it is of the small model of ``own``; nothing where that is another one by now, as in a run that
+    follows with another option."""
+    shapes = ({key: value.shape for key, value in tensors.items()} for tensors in (state, state_of(own.model)))
+    return state if next(shapes) == next(shapes) else {}
+
+
 def trained(task: Task, name: str, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:
-    """The small model ``name`` after ``recipe`` on ``samples``, from ``state``, or from its first weights if empty. All
-    of it learns: what the recipe freezes are layers of the large one."""
+    """The small model ``name`` after ``recipe`` on ``samples``, from ``state``, or from its first weights where that is
+    none of it. All of it learns: what the recipe freezes are layers of the large one."""
     own = task_of(task, name)
     recipe = recipe.but(freeze=())
-    return train(own, state or state_of(own.model), recipe=recipe, samples=samples, purpose="small")
+    return train(own, fitting(own, state) or state_of(own.model), recipe=recipe, samples=samples, purpose="small")
 
 
 def narrow(input_shape: Sequence[int], classes: int) -> Module:

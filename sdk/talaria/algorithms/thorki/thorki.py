@@ -80,6 +80,7 @@ class Thorki:
         source="Thorki, WWW 2026 (abstract; Zenodo 18333281)",
         evidence="reconstructed",
         classes_alone="its gate mixes class probabilities",
+        beside=(SMALL,),
     )
 
     def __post_init__(self) -> None:
@@ -112,7 +113,7 @@ class Thorki:
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         learn, adapt = divided(task, self.adapt_share)
         own = small_branch.task_of(task, self.small)
-        small = under(private, SMALL) or self._small(task, {}, self.join_epochs, learn)
+        small = small_branch.fitting(own, under(private, SMALL)) or self._small(task, {}, self.join_epochs, learn)
         general = ready(task, {**shared, **without(private, SMALL)})
         shift = label_shift(task) if self.prior == "local" else None
         branches = (task, general), (own, small)
