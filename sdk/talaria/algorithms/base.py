@@ -37,8 +37,9 @@ class Card:
     differences: bool = False
     """True where updates hold differences to what was downloaded, whatever the codec; else new values."""
     beside: tuple[str, ...] = ()
-    """How the names begin of private tensors that rounds make and ``init`` does not, where no mask cuts them, such as a
-    small model's (``"small/"``): they stay under another plan, and come into a run that follows, as they are."""
+    """How the names begin of private tensors that rounds make and ``init`` does not, such as a small model's
+    (``"small/"``). As they are they stay under another plan, whose mask must not cut them, and come into a run that
+    follows, where the algorithm looks whether they fit."""
 
 
 class Algorithm(Protocol):

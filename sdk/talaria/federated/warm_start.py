@@ -82,7 +82,10 @@ def carried(old: Run, new: Run, shared: Tensors) -> Carried:
             f"next: {found.dropped[0]} of the last model has no place in the new one; keep the model, and change its "
             "adapters or classes alone"
         )
-    return replace(found, tensors=download.rounded(found.tensors, new.download))
+    # What the rule left alone stands still over the change too, and devices go on from their own values of it.
+    sizes = run_model.layout_of(new.spec).sizes
+    said = {group: bits for group, bits in under(shared, masks.PREFIX).items() if sizes.get(group) == len(bits)}
+    return replace(found, tensors=download.rounded(found.tensors, new.download) | prefixed(said, masks.PREFIX))
 
 
 def private_of(run: Run, member: Member, shared: Tensors, old: Tensors) -> Carried:
@@ -120,7 +123,7 @@ def under_plan(run: Run, member: Member, shared: Tensors, private: Tensors) -> T
 
 
 def _beside(run: Run, own: Tensors) -> Tensors:
-    """What of a private state an algorithm makes in its rounds and no mask cuts."""
+    """What of a private state an algorithm makes in its rounds, as its card says."""
     return {name: value for name, value in own.items() if name.startswith(run_model.algorithm_of(run).card.beside)}
 
 

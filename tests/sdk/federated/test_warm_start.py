@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from talaria.algorithms import ALGORITHMS
+from talaria.algorithms.hermes import own_values
 from talaria.errors import ConfigError
 from talaria.federated import device_task, rounds, run_model, warm_start
 from talaria.federated.run import Member, Run
@@ -13,6 +14,7 @@ from talaria.model import masks
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.planning.plan import Plan
+from talaria.tensors import without
 from talaria.training.engine import predict
 from talaria.types import Recipe, Samples
 
@@ -160,3 +162,44 @@ def test_what_no_mask_cuts_stays_under_another_plan_and_in_a_run_that_follows(na
         rounds.personalize(new, member, body, after)
         _, again = rounds.participate(new, narrow, body, warm_start.under_plan(new, narrow, body, after), 3)
         assert again.keys() - {key for key in again if key.startswith(masks.PREFIX)} == after.keys()
+
+
+def test_what_the_rule_left_alone_is_gone_on_from_in_a_run_that_follows():
+    """Hermes' intersection: what others pruned is learned by each device for itself, and is in no global model."""
+    run = run_of("hermes", hparams={"mode": "intersection", "threshold": 0.0, "block": 1, "tune_epochs": 0})
+    draw = np.random.default_rng(1)
+    members = {
+        name: Member(name, *(Samples(draw.standard_normal((9, 6, 32), np.float32), np.arange(9) % 3) for _ in range(2)))
+        for name in ("anna", "bela")
+    }
+    (shared, server), private = rounds.start(run), dict.fromkeys(members)
+    for round in (1, 2):
+        updates = []
+        for name, member in members.items():
+            update, private[name] = rounds.participate(run, member, shared, private[name], round)
+            updates.append(update)
+        shared, server = rounds.close(run, shared, server, updates)
+
+    def begun(run, shared, own):
+        return own_values.assembled(*device_task.entered(run, members["anna"], shared, own, 3)[1:])
+
+    before = begun(run, shared, private["anna"])
+    alone = without(shared, masks.PREFIX)
+    _, compact, _ = device_task.entered(run, members["anna"], alone, private["anna"], 3)
+    assert any(not np.array_equal(before[name], value) for name, value in compact.items()), "it has values of its own"
+    new = warm_start.following(run, replace(run, recipe=replace(run.recipe, lr=0.01)))
+    body = warm_start.carried(run, new, shared).tensors
+    own = warm_start.private_of(new, members["anna"], body, private["anna"]).tensors
+    after = begun(new, body, own)
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(after[name], value) for name, value in before.items())
+    states = (run, members["anna"], shared, private["anna"]), (new, members["anna"], body, own)
+    assert np.array_equal(*(predict(rounds.personalize(*one), members["anna"].val.x) for one in states))
+    wider = warm_start.following(run, replace(run, spec=replace(SPEC, classes=4)))
+    body = warm_start.carried(run, wider, shared).tensors
+    own = warm_start.private_of(wider, members["anna"], body, private["anna"]).tensors
+    grown = begun(wider, body, own)
+    assert np.array_equal(grown["conv1.weight"], before["conv1.weight"])
+    assert len(grown["head.bias"]) == 4
+    _, moved = rounds.participate(wider, members["anna"], body, own, 3)
+    rounds.personalize(wider, members["anna"], body, moved)

@@ -36,7 +36,7 @@ from talaria.aggregate.base import Aggregator
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.base import Card
 from talaria.algorithms.finetune import Tune, TuneOn, labelled, tuned
-from talaria.algorithms.hermes.own_values import PRIVATE, as_trained, assembled, kept
+from talaria.algorithms.hermes.own_values import OWN, PRIVATE, SEEN, as_trained, assembled, kept
 from talaria.algorithms.hermes.subnetwork import KINDS, Gate, mask_of, pruned_share
 from talaria.algorithms.hparams import Epochs, Rate, at_least, check, one_of, within
 from talaria.algorithms.sharing import WHOLE, parted, update
@@ -86,6 +86,7 @@ class Hermes:
         source="Li et al., MobiCom 2021, doi:10.1145/3447993.3483278",
         evidence="partly reconstructed",
         prunes=True,
+        beside=(OWN, SEEN),
     )
 
     def __post_init__(self) -> None:
@@ -103,7 +104,7 @@ class Hermes:
         return parted(model, split, *(part for part in WHOLE if part not in PRIVATE[self.private]))
 
     def fit(self, task: Task, shared: Tensors, private: Tensors) -> tuple[Update, Tensors]:
-        values, state, own = without(shared, masks.PREFIX), assembled(shared, private), as_trained(private)
+        values, state, own = without(shared, masks.PREFIX), assembled(shared, private), as_trained(shared, private)
         measured = accuracy(task, own or state, task.val)
         inner, state = self.gate.pruned(task, state, state if self.choose_by == "download" else own, measured)
         state = train(inner, state)
@@ -114,8 +115,8 @@ class Hermes:
         return update(inner, state, values, **metrics), kept(state, values, seen)
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
-        # Who sat out a run that follows another has trained nothing in it.
-        state, epochs = as_trained(private) or assembled(shared, private), self.tune_epochs
+        # Who sat out a run that follows another may have trained no such model.
+        state, epochs = as_trained(shared, private) or assembled(shared, private), self.tune_epochs
         if task.newcomer:
             state = ready(task, {**without(shared, masks.PREFIX), **private})
             task, state = self.gate.joined(task, state, task.recipe.but(lr=self.tune_lr or task.recipe.lr))

@@ -24,17 +24,20 @@ def assembled(shared: Tensors, private: Tensors) -> Tensors:
     """What was downloaded and what stayed, as one state, all compact under the device's mask.
 
     Where the rule says by its bitmaps that it leaves coordinates alone, each that still has the value of the last
-    download has its own value here: nobody averaged it since, however many rounds went by without this device."""
+    download has its own value here: nobody averaged it since, however many rounds went by without this device. A tensor
+    that has another form in a run that follows is as it was downloaded."""
     values, own = without(shared, masks.PREFIX), under(private, OWN)
     seen = under(private, SEEN) if len(values) < len(shared) else {}
-    kept = {key: np.where(values[key] == before, own[key], values[key]) for key, before in seen.items()}
+    same = (key for key, before in seen.items() if key in values and values[key].shape == before.shape)
+    kept = {key: np.where(values[key] == seen[key], own[key], values[key]) for key in same}
     return {**values, **kept, **_stayed(private)}
 
 
-def as_trained(private: Tensors) -> Tensors:
-    """The device's state as it trained it last; nothing where it has not trained yet."""
-    own = under(private, OWN)
-    return {**own, **_stayed(private)} if own else {}
+def as_trained(shared: Tensors, private: Tensors) -> Tensors:
+    """The device's state as it trained it last; nothing where it has not trained yet, or not this model."""
+    own, values = under(private, OWN), without(shared, masks.PREFIX)
+    trained = {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in values.items()}
+    return {**own, **_stayed(private)} if trained else {}
 
 
 def kept(state: Tensors, names: Collection[str], downloaded: Tensors) -> Tensors:
