@@ -28,7 +28,7 @@ from talaria.privacy.in_process import identities, plain_sum, secure_sum
 from talaria.privacy.rule import Privacy, PrivateMean, clipped, contribution, inner_of, private
 from talaria.seeds import Draws
 from talaria.tensors import Tensors
-from talaria.types import Update
+from talaria.types import LONGEST_NAME, Update
 
 
 def shared_state(rng: np.random.Generator) -> Tensors:
@@ -99,7 +99,9 @@ def test_the_protocol_changes_no_byte(rule: Aggregator, bits: int) -> None:
         one = private(rule, Privacy(secure=secure, bits=bits, holders=2))
         new, state = shared, one.init(shared)
         for seed in (2, 3):
-            new, state = one.apply(new, state, updates_of(shared, 5, np.random.default_rng(seed)))
+            sent = updates_of(shared, 5, np.random.default_rng(seed))
+            longest = [update.but(client=update.client.ljust(LONGEST_NAME, "-")) for update in sent]
+            new, state = one.apply(new, state, longest)
         both.append((new, state))
     assert tensors.equal(both[0][0], both[1][0])
     assert tensors.equal(both[0][1], both[1][1])

@@ -175,7 +175,9 @@ class PrivateMean:
             for name, one in given.items()
         }
         if self.privacy.secure:
-            opened = secure_sum(terms, coordinates, parts, identities(terms.fleet, sorted(parts)), least=2)
+            called = {f"{at:04}": parts[name] for at, name in enumerate(sorted(parts))}  # clients' names may be longer
+            opened = secure_sum(terms, coordinates, called, identities(terms.fleet, list(called)), least=2)
+            opened = replace(opened, survivors=tuple(sorted(parts)))
         else:
             opened = plain_sum(terms, coordinates, parts)
         return self.moved(shared, state, coordinates, opened, kept)
