@@ -84,7 +84,7 @@ def rule_of(run: Run, aggregator: str | Aggregator | None) -> Aggregator | None:
 
 def plans_of(plans: Plan | Mapping[str, Plan] | str | Sequence[str] | None, clients: Iterable[str]) -> dict[str, Plan]:
     """Each client's plan; of texts, ``CLIENT=FILE`` and, for the clients that none of these names, ``FILE``."""
-    names = list(clients)
+    names = dict.fromkeys(clients)
     if isinstance(plans, Plan):
         return dict.fromkeys(names, plans)
     if isinstance(plans, str):
@@ -92,9 +92,8 @@ def plans_of(plans: Plan | Mapping[str, Plan] | str | Sequence[str] | None, clie
     if isinstance(plans, Mapping):
         for name, plan in plans.items():
             if name not in names or not isinstance(plan, Plan):
-                raise ConfigError(
-                    f"simulate: plans[{shown(name)}] must be the Plan of a client; clients are {some_of(names, 20)}"
-                )
+                known = some_of(list(names), 20)
+                raise ConfigError(f"simulate: plans[{shown(name)}] must be the Plan of a client; clients are {known}")
         return dict(plans)
     if plans is not None and not (isinstance(plans, list | tuple) and all(isinstance(text, str) for text in plans)):
         raise ConfigError(

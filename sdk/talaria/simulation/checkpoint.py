@@ -133,8 +133,9 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
             raise ValueError("its sha256 is another")
         _require_format(path, facts["format"])
         fleet.shared, fleet.server = under(tensors, "shared/"), under(tensors, "server/")
-        fleet.private = {name: under(tensors, f"private/{i}/") for i, name in enumerate(facts["private"])}
-        fleet.models = {version: under(tensors, f"models/{version}/") for version in facts["models"]}
+        private, models = (_apart(under(tensors, prefix)) for prefix in ("private/", "models/"))
+        fleet.private = {name: private.get(str(i), {}) for i, name in enumerate(facts["private"])}
+        fleet.models = {version: models.get(str(version), {}) for version in facts["models"]}
         others = set(fleet.private).union(facts["sent"]) != set(fleet.members)
         another = facts.get("run", fleet.run.identity) != fleet.run.identity  # nor this
         fleet.sent = dict(facts["sent"])
@@ -173,6 +174,15 @@ def _keep(path: Path, data: bytes) -> None:
         again = "resume" if (path.parent / STATE).exists() else "begin anew"  # what begun() leaves
         mend = so_that_it_can_be_written(error)
         raise StateError(f"{path.parent}: cannot be written ({error.strerror}); {mend}, then {again}") from error
+
+
+def _apart(tensors: Tensors) -> dict[str, Tensors]:
+    """By the number before the first slash of their names; in one pass, as there may be thousands of clients."""
+    found: dict[str, Tensors] = {}
+    for name, value in tensors.items():
+        number, _, own = name.partition("/")
+        found.setdefault(number, {})[own] = value
+    return found
 
 
 def _checksum(facts: Mapping[str, Any], tensors: Tensors) -> str:

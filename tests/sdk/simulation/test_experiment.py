@@ -272,6 +272,16 @@ def test_a_result_is_kept_and_opened_again(data: talaria.Federated, tmp_path: Pa
         result.save(tmp_path / "runs" / "a")
 
 
+def test_a_kept_run_is_read_in_one_pass_however_many_clients_it_has(
+    data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, passes, under = talaria.simulate("fedper", data, rounds=1), list[str](), checkpoint.under
+    result.save(tmp_path / "a")
+    monkeypatch.setattr(checkpoint, "under", lambda tensors, prefix: passes.append(prefix) or under(tensors, prefix))
+    assert talaria.resume(tmp_path / "a", data=data).as_dict() == result.as_dict()
+    assert len(set(passes)) == len(passes) == 4, passes
+
+
 class Fixed(Sequential):
     """A network without a channel that may go: its one hidden layer runs twice."""
 
