@@ -49,7 +49,7 @@ def following(old: Run, new: Run) -> Run:
                 f"next: {name}={getattr(new, name)!r} must stay {getattr(old, name)!r}: what devices keep for "
                 "themselves would have no meaning; found a new fleet for it"
             )
-    for name in ("name", "input_shape"):
+    for name in ("name", "input_shape", "seed", "pretrained"):  # of the last two is what all have alike and never send
         if getattr(old.spec, name) != getattr(new.spec, name):
             raise ConfigError(
                 f"next: spec.{name}={getattr(new.spec, name)!r} must stay {getattr(old.spec, name)!r}: the body is "

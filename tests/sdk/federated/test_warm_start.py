@@ -83,6 +83,7 @@ def test_who_sits_out_a_run_that_follows_is_served_its_model(name, engine):
         ({"algorithm": "fedper"}, "algorithm='fedper' must stay 'fedavg'"),
         ({"buffers": "aggregate"}, "buffers='aggregate' must stay 'local'"),
         ({"spec": replace(SPEC, name="mlp")}, "spec.name='mlp' must stay 'imu_cnn'"),
+        ({"spec": replace(SPEC, seed=1)}, "spec.seed=1 must stay 0"),
         ({"spec": replace(SPEC, classes=2)}, "classes=2 is below the 3 that were learned"),
     ],
 )
