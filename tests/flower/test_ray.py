@@ -54,12 +54,34 @@ def test_both_nodes_work_and_what_one_raises_is_raised_here(address: str) -> Non
     shared = {"b": np.zeros((0, 3), np.float32), "a": np.arange(3, dtype=np.int64)}
     with RayCrew(address, work) as crew:
         assert crew.count == 2
+        ray.wait(list(crew._starting), num_returns=2)  # else the first may have done all before the other begins
         told = list(crew.answers(shared, [({"number": n}, None) for n in range(6)]))
         assert len({facts["node"] for facts, _, _ in told}) == 2
         assert all(list(tensors) == ["b", "a"] and equal(tensors, shared) for _, tensors, _ in told)
         with pytest.raises(DataError, match="clean it"):
             list(crew.answers(shared, [({"number": n}, None) for n in range(8, 11)]))
         assert next(crew.answers(shared, [({"number": 1}, None)]))[2] == b"whole"
+
+
+def test_who_uses_ray_already_goes_on_with_it_and_a_cpu_that_is_taken_is_not_waited_for(address: str) -> None:
+    import ray
+
+    ray.init(address, log_to_driver=False)
+    try:
+        other = ray.remote(num_cpus=1)(Held).remote()
+        kept = ray.put(np.arange(3))
+        assert ray.get(other.name.remote()) == "another job"
+        found = talaria.simulate("fedavg", people(), "imu_cnn", rounds=2, recipe={"steps": 1}, ray=address)
+        assert len(found.learned.history) == 2
+        assert ray.get(other.name.remote()) == "another job"
+        assert ray.get(kept).tolist() == [0, 1, 2]
+    finally:
+        ray.shutdown()
+
+
+class Held:
+    def name(self) -> str:
+        return "another job"
 
 
 def test_an_actor_that_ends_is_told_with_what_can_be_done(address: str) -> None:

@@ -61,6 +61,7 @@ class RayCrew(Crew):
                 f"simulate: ray={shown(address)} needs Ray ({error}): pip install 'talaria[ray]'"
             ) from None
         self._ray: Any = ray
+        self._mine = not ray.is_initialized()  # whoever had Ray before goes on with it
         try:
             ray.init(
                 address=None if address == "auto" else address, log_to_driver=False, logging_level="error",
@@ -74,14 +75,19 @@ class RayCrew(Crew):
         self.count = min(MOST, max(1, int(ray.cluster_resources().get("CPU", 1))))
         beside = [str(folder) for folder in plugins.beside()]
         held, actor = ray.put(work), ray.remote(Trainer)
-        self._actors = [actor.options(num_cpus=1).remote(held, beside) for _ in range(self.count)]
+        self._actors = list[Any]()
+        # Whose CPU another job of the cluster has may never begin: who has begun is asked, and no others.
+        begun = (actor.options(num_cpus=1).remote(held, beside) for _ in range(self.count))
+        self._starting = {one.__ray_ready__.remote(): one for one in begun}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._actors.clear()
-        self._ray.shutdown()
+        self._starting.clear()
+        if self._mine:
+            self._ray.shutdown()
 
     def answers(self, shared: Tensors, jobs: Iterable[Job]) -> Iterator[Answer]:
         """As :meth:`Crew.answers`."""
@@ -98,10 +104,15 @@ class RayCrew(Crew):
                 while turn in found:
                     yield found.pop(turn)
                     turn += 1
-                if not busy:
+                if free and not busy:
                     return
-                ready, _ = ray.wait(list(busy), num_returns=1)
+                ready, _ = ray.wait([*busy, *self._starting], num_returns=1)
                 for one in ready:
+                    if one in self._starting:
+                        ray.get(one)
+                        self._actors.append(self._starting.pop(one))
+                        free += self._actors[-1:] * _AHEAD
+                        continue
                     number, actor = busy.pop(one)
                     free.append(actor)
                     found[number] = _answer(ray.get(one))
