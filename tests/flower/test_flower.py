@@ -30,7 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import talaria
 from talaria.algorithms import ALGORITHMS
-from talaria.data import Federated
+from talaria.data import Federated, registry
 from talaria.errors import ConfigError, WireError
 from talaria.federated import run_model
 from talaria.flower import TalariaStrategy, client_app, records, server_app
@@ -264,6 +264,14 @@ def test_a_node_says_whose_samples_it_has(config: dict[str, object], name: str) 
         return
     with pytest.raises(ConfigError, match=name):
         whose(people(), config)
+
+
+def test_an_option_of_a_dataset_may_be_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[object]()
+    monkeypatch.setattr(registry, "load", lambda name, **options: given.append((name, options)) or people())
+    app = client_app("smartwatch", data_options={"newcomers": [9, 10]})
+    learn(experiment_of({"algorithm": "fedavg", "data": people(), "rounds": 1}), Nodes(app, 3), 3)
+    assert given == [("smartwatch", {"newcomers": (9, 10)})], "once in a process"
 
 
 def test_what_a_node_cannot_be_is_said_in_its_own_words() -> None:

@@ -145,7 +145,8 @@ class _Node:
                 "flower: no data; name it in client_app(data), or as talaria.data under [tool.flwr.app.config]"
             )
         options = {**self.data_options, **config.get("data_options", {})}
-        return _loaded(name, tuple(sorted(options.items())))
+        fixed = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+        return _loaded(name, tuple(sorted(fixed.items())))
 
 
 def whose(data: Federated, config: Mapping[str, Any]) -> str:
