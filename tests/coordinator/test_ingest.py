@@ -177,16 +177,16 @@ def test_models_are_sent_by_a_worker_that_reaches_the_broker():
 def test_a_fold_that_a_worker_does_not_finish_is_left_to_the_coordinator():
     async def story(desk, seat):
         counted = (a.Counted("anna", 4, 3, b"a" * 32), a.Counted("bela", 4, 3, b"b" * 32))
-        assert await seat.folded("aa", "bb", counted) is None, "nobody is there yet"
+        assert await seat.folded("aa", "bb", 3, counted) is None, "nobody is there yet"
         worker = await desk.workers.get()
         seat.follow("anna")
         assert await worker.hears() == w.Follow("anna")
         for answer, expected in ((w.Sum("cc", "dd"), ("cc", "dd")), (w.Sum("", ""), None), (None, None)):
-            fold = asyncio.ensure_future(seat.folded("aa", "bb", counted))
+            fold = asyncio.ensure_future(seat.folded("aa", "bb", 3, counted))
             heard = await worker.hears()
             assert (heard.model, heard.server) == ("aa", "bb")
             assert tuple(a.Counted(*entry) for entry in heard.counted) == counted
-            assert await seat.folded("aa", "bb", counted) is None, "one at a time"
+            assert await seat.folded("aa", "bb", 3, counted) is None, "one at a time"
             if answer is None:
                 worker.writer.close()
             else:
@@ -205,7 +205,7 @@ def test_a_worker_that_stands_still_is_replaced_and_holds_up_no_round(monkeypatc
         worker = await desk.workers.get()
         while seat.worker.pid is None:
             await asyncio.sleep(0)
-        fold = asyncio.ensure_future(seat.folded("aa", "bb", ()))
+        fold = asyncio.ensure_future(seat.folded("aa", "bb", 3, ()))
         await worker.hears()
         if patience == "STILL_S":
             worker.says(w.Linked(True), w.Linked(False, "the broker is gone"))

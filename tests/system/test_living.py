@@ -160,6 +160,21 @@ def test_another_run_begins_from_the_last_model_with_one_class_more(fleet, a_run
         assert (len(kept.before().tensors["head.weight"]), kept.before().run) == (4, last.follows[0])
 
 
+def test_an_asynchronous_run_is_followed_by_another(fleet, a_run, command):
+    """Its versions count on, as rounds do."""
+    one = fleet(a_run("fedper", rounds=2), devices=("anna", "bela"), extra='mode = "asynchronous"\nbuffer = 2\n')
+    coordinator = one.serve()
+    agents = one.agents(coordinator.wait_for("ready")["broker"])
+    assert (coordinator.end(), agents.end()) == (0, 0)
+    status, _, errors = command("coordinator", "next", one.config, "--rounds", 2)
+    assert status == 0, errors
+    again = one.serve()
+    agents = one.agents(again.wait_for("ready")["broker"])
+    for round in (3, 4):
+        assert again.wait_for("round-closed")["round"] == round
+    assert (again.end(), agents.end()) == (0, 0)
+
+
 def test_members_come_and_leave_for_good_while_it_learns(fleet, a_run, command):
     one = fleet(a_run("fedavg", rounds=60), extra="[api]\nport = 0\n")
     path = one.config

@@ -9,7 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from talaria.aggregate.base import Aggregator
+from talaria.aggregate.fedbuff import VERSION
 from talaria.aggregate.partial_sum import PartialSum, partial_sum, require_summable
 from talaria.errors import AggregationError, ConfigError, StateError, TalariaError, WireError
 from talaria.federated import global_model, rounds, run_model, warm_start
@@ -340,6 +343,8 @@ class Learning:
         anew. There is one ledger, wherever that rule kept it."""
         first, server = self._first_server(shared), self._server(fleet)
         kept = {k: v for k, v in server.items() if k in first or not k.endswith((LEDGER, LENGTH))}
+        if self.buffering is not None:  # rounds count on where a run follows another, or is called off
+            kept[VERSION] = np.array(fleet.round, np.int64)
         ledger = ledger_in(server)
         return first | kept if ledger is None else ledger.within(first | kept)
 
@@ -417,6 +422,9 @@ class Beginning(Protocol):
 
     @property
     def server(self) -> str: ...
+
+    @property
+    def round(self) -> int: ...
 
     @property
     def spent(self) -> Spent | None: ...

@@ -201,7 +201,7 @@ class Relayed:
     async def folded(self, fleet: Fleet, counted: Sequence[a.Counted]) -> Made | None:
         if not self._plain:
             return None
-        made = await self._pool.folded(fleet.model_digest, fleet.server, counted)
+        made = await self._pool.folded(fleet.model_digest, fleet.server, fleet.round, counted)
         for digest in made or ():
             self._blobs.expect(digest)
         return None if made is None else Made(*made, tuple(counted), ())

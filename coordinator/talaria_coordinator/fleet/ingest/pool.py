@@ -76,11 +76,11 @@ class Pool:
         """Whether its worker is here, and sends a device these chunks, of a blob."""
         return self._of(action.device).sends(action)
 
-    async def folded(self, model: str, server: str, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
+    async def folded(self, model: str, server: str, round: int, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
         """The digests of the next global model and server state, worked out by each worker in turn; None where that is
         left to the coordinator."""
         self._turn += 1
-        return await self.seats[self._turn % len(self.seats)].folded(model, server, counted)
+        return await self.seats[self._turn % len(self.seats)].folded(model, server, round, counted)
 
     def drop(self, device: str, xfer: str) -> None:
         """Forget an upload."""
@@ -158,12 +158,12 @@ class Seat:
         self._say(word)
         return True
 
-    async def folded(self, model: str, server: str, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
+    async def folded(self, model: str, server: str, round: int, counted: Sequence[a.Counted]) -> tuple[str, str] | None:
         """What comes of these updates, all of them; None where this worker cannot say, or died."""
         if self._now is None or self._sum is not None:
             return None
         self._sum = asyncio.get_running_loop().create_future()
-        self._say(w.Fold(model, server, [list(astuple(entry)) for entry in counted]))
+        self._say(w.Fold(model, server, round, [list(astuple(entry)) for entry in counted]))
         try:
             word = await self._sum
         finally:

@@ -68,11 +68,12 @@ class Send:
 
 @dataclass(frozen=True)
 class Fold:
-    """Fold these updates, each as device, attempt, version and sha256, into the global model of this digest with this
-    server state, in this order."""
+    """Fold these updates, each as device, attempt, version and sha256, into the global model of this digest, which
+    ``round`` made, with this server state, in this order."""
 
     model: str
     server: str
+    round: int
     counted: list[list[Any]] = field(repr=False)
 
 

@@ -65,6 +65,7 @@ BEAT_S = 5.0
 class _Beginning:
     model_digest: str
     server: str
+    round: int
     spent: None = None
 
 
@@ -162,7 +163,7 @@ class Worker:
 
     async def _fold(self, order: Fold) -> None:
         counted = [Counted(*entry) for entry in order.counted]
-        beginning = _Beginning(order.model, order.server)
+        beginning = _Beginning(order.model, order.server, order.round)
         try:
             made = await asyncio.to_thread(self._learning.fold, beginning, counted)
         except Exception:  # the coordinator folds it again, and finds out the same
