@@ -207,9 +207,11 @@ class Conductor:
         )
         told, seconds = self._told(asked, self._terms(row.attempt, asked)), self._seconds()
         step_s = 0.0 if self._secure is None or self.config.privacy is None else self.config.privacy.step_s
-        self._hands.feed(
-            e.OpenRound(time.monotonic(), row.attempt, told, seconds, asked.quorum, asked.target, asked.stale, step_s)
+        since = self.fleet.life.tried + 1
+        opened = e.OpenRound(
+            time.monotonic(), row.attempt, told, seconds, asked.quorum, asked.target, asked.stale, step_s, since
         )
+        self._hands.feed(opened)
 
     def _seconds(self) -> float | None:
         """How long a round that opens now waits; None without end."""

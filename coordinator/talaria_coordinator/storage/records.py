@@ -18,11 +18,13 @@ Status = Literal["stored", "counted", "rejected"]
 class Life:
     """What became of a fleet's run. ``given`` are the identities of runs that fleet.toml may still give, with fewer
     rounds, in whose place the fleet learns what is stored. ``began`` is the round after which the present run was begun
-    from another's model, and ``model_digest`` and ``server`` what it began from; empty where it is the fleet's first.
+    from another's model, after ``tried`` attempts, and ``model_digest`` and ``server`` what it began from; empty where
+    it is the fleet's first.
     ``before`` are the runs that it follows, newest first."""
 
     given: tuple[str, ...] = ()
     began: int = 0
+    tried: int = 0
     model_digest: str = ""
     server: str = ""
     before: tuple[str, ...] = ()

@@ -62,6 +62,7 @@ class Runs:
             life = Life(
                 given=known,
                 began=now.round,
+                tried=now.tried,
                 model_digest=model_digest,
                 server=server,
                 before=(now.run, *now.life.before)[:BEFORE_KEPT],
@@ -92,7 +93,7 @@ class Runs:
             values: dict[str, Any] = {}
             if back is not None:
                 old = {name: tried[name] for name in ("model_digest", "server")}
-                life = replace(life, began=now.round, **old)
+                life = replace(life, began=now.round, tried=now.tried, **old)
                 stays = now.status if now.status in ("paused", "aborted") else "running"
                 status = "done" if now.round >= back.rounds else stays
                 values = {"run": back.to_json(), "status": status, **old}

@@ -103,7 +103,8 @@ class OpenRound:
     ``stale`` makes it a buffer of an asynchronous run, which closes at ``target`` alone and counts what was trained
     from a global model up to that many versions older; see :mod:`talaria.protocol.coordinator.async_rounds`.
     ``secure`` makes it a round of secure aggregation, in steps of so many seconds at most; ``seconds`` are then those
-    until all have trained; see :mod:`talaria.protocol.coordinator.secure_rounds`.
+    until all have trained; see :mod:`talaria.protocol.coordinator.secure_rounds`. Attempts before ``since`` are of
+    another run: a buffer takes nothing of them over.
     """
 
     now: float
@@ -114,6 +115,7 @@ class OpenRound:
     target: int | None = None
     stale: int = 0
     secure: float = 0.0
+    since: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class Stream:
         self.w = world(devices, faults)
         self.w.auto_commit = False
         self.target, self.stale, self.seconds, self.last = target, stale, seconds, last
-        self.version, self.tried, self.folds = 0, 0, []
+        self.version, self.tried, self.folds, self.since = 0, 0, [], 0
         self.slow = {}
         self.w.work = self.work
         self.waiting = []
@@ -45,7 +45,7 @@ class Stream:
         if (current is None or current.phase not in ("open", "closed")) and self.version < self.last:
             self.tried += 1
             spec = {n: f"plan of {n}".encode() for n in w.names}
-            w.tell(e.OpenRound(w.now, self.tried, spec, self.seconds, 1, self.target, self.stale))
+            w.tell(e.OpenRound(w.now, self.tried, spec, self.seconds, 1, self.target, self.stale, since=self.since))
         due = [job for job in self.waiting if job[0] <= self.version]
         self.waiting = [job for job in self.waiting if job[0] > self.version]
         for _, name, number, version in due:
@@ -157,6 +157,21 @@ def test_a_buffer_that_does_not_fill_in_time_is_carried_over_and_asks_again(worl
     )
     s.until(4)
     s.check()
+
+
+def test_a_run_that_follows_counts_nothing_of_the_one_before(world):
+    """Neither what was carried over nor what is under way: that may be of another model."""
+    s = Stream(world, devices=3, target=2, seconds=10)
+    s.slow = {"dev-1": 1, "dev-2": 9}
+    while not s.w.failed:
+        s.run()
+    assert [(f.attempt, f.stored) for f in s.w.failed] == [(1, 1)]
+    s.since, s.slow = s.tried + 1, {}
+    s.until(2)
+    s.waiting = [(0, *job[1:]) for job in s.waiting]
+    s.until(4)
+    assert all(counted.attempt >= s.since for fold in s.folds for counted in fold.counted)
+    assert {c.device for fold in s.folds for c in fold.counted} == set(s.w.names)
 
 
 def test_at_the_end_what_is_under_way_is_late(world):

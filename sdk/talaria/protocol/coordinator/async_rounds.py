@@ -15,6 +15,7 @@ from talaria.protocol.coordinator.step_context import Turn
 from talaria.wire import messages as m
 
 RECALLED = "the global model it started from is too old by now"
+FOLLOWED = "another run has followed the one that it trained in"
 
 
 def busy(state: CoordinatorState, attempt: Attempt, device: str) -> bool:
@@ -25,16 +26,17 @@ def busy(state: CoordinatorState, attempt: Attempt, device: str) -> bool:
     return any(phase in LIVE or phase == HELD for phase in earlier)
 
 
-def fill(t: Turn, attempt: Attempt, before: Attempt | None) -> None:
-    """Begin a buffer with what was carried over and what was held, oldest first; tell those who are too old."""
-    if before is not None and before.phase == "carried":
+def fill(t: Turn, attempt: Attempt, before: Attempt | None, since: int) -> None:
+    """Begin a buffer with what was carried over and what was held, oldest first; tell those who are too old, or of
+    another run, as attempts before ``since`` are."""
+    if before is not None and before.phase == "carried" and before.number >= since:
         attempt.counted = list(before.counted)
     for number, old in sorted(t.state.attempts.items()):
         for device, member in sorted(old.cohort.items()):
             if number == attempt.number or member.phase not in (*LIVE, HELD):
                 continue
-            if attempt.version - old.version > attempt.stale:
-                dismiss(t, old, device, RECALLED)
+            if attempt.version - old.version > attempt.stale or number < since:
+                dismiss(t, old, device, RECALLED if number >= since else FOLLOWED)
             elif member.phase == HELD and uploads.counted(t, old, device, member):
                 t.say(device, m.Receipt(attempt=number, sha256=member.sha256, outcome="stored", reason=""))
 

@@ -196,7 +196,7 @@ class CoordinatorMachine:
         )  # fmt: skip
         state.current = event.attempt
         if event.stale:
-            async_rounds.fill(t, attempt, before)
+            async_rounds.fill(t, attempt, before, event.since)
         self._enlist(t, e.Enlist(event.now, event.attempt, event.cohort))
 
     def _enlist(self, t: Turn, event: e.Enlist) -> None:
