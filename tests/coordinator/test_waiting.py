@@ -133,6 +133,19 @@ def test_a_fleet_that_waits_reads_the_record_of_all_devices_only_where_one_may_t
         assert (len(read), conductor.fleet.roster) == (1, ("anna", "bela", "dora"))
 
 
+def test_a_fleet_of_which_all_decline_for_days_is_tried_again_and_again(tmp_path):
+    """The pause between two tries was a power of two of all failures in a row, which no float holds after 34 hours."""
+    told = []
+    hands = SimpleNamespace(tell=lambda _, **facts: told.append(facts["again_in_s"]), feed=lambda _: None)
+    learning = SimpleNamespace(first=lambda: ("0" * 64, "0" * 64))
+    with Store(tmp_path / "coordinator.db") as store:
+        conductor = Conductor(config(tmp_path, devices=1), store, learning, hands, 1.0)
+        conductor.begin()
+        for _ in range(1100):
+            conductor.failed(1, "0 of at least 1 updates came")
+    assert (told[:4], told[-1]) == ([2.0, 4.0, 8.0, 16.0], 120.0)
+
+
 LIMITED = """
 import resource, sys
 from talaria.errors import ConfigError

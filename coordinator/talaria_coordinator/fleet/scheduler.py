@@ -488,7 +488,7 @@ class Conductor:
             self._pass(number, reason)
             return
         self.store.attempts.fail(self.config.name, number, reason)
-        wait = min(AGAIN_S[1], AGAIN_S[0] * 2**self._failures)
+        wait = min(AGAIN_S[1], AGAIN_S[0] * 2 ** min(self._failures, 32))
         self._failures += 1
         self._not_before = time.monotonic() + wait
         self._hands.tell("round-failed", attempt=number, reason=reason, again_in_s=wait)

@@ -79,7 +79,7 @@ class Receiver:
         """Seconds without a chunk after which it is asked for again: ``wait`` at least, and so long that one over a
         thin link comes in time. What is asked for twice comes twice, and holds up all behind it."""
         first = min(LONGEST_FIRST_S, min(self.cut.chunk, self.cut.size) / THIN)
-        return max(wait, min(LONGEST_S, 2.0**self.tries * (2 * self.slowest or first)))
+        return max(wait, min(LONGEST_S, 2.0 ** min(self.tries, 32) * (2 * self.slowest or first)))
 
     def overdue(self, now: float, wait: float) -> bool:
         """Whether nothing has come for longer than the :meth:`patience`."""
