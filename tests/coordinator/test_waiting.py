@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
-from talaria.protocol.coordinator.state import Peer
+from talaria.protocol.coordinator.state import Attempt, Participant, Peer
 from talaria_coordinator.cli.status import read_status, render
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.scheduler import Conductor
@@ -144,6 +144,22 @@ def test_a_fleet_of_which_all_decline_for_days_is_tried_again_and_again(tmp_path
         for _ in range(1100):
             conductor.failed(1, "0 of at least 1 updates came")
     assert (told[:4], told[-1]) == ([2.0, 4.0, 8.0, 16.0], 120.0)
+
+
+def test_a_buffer_that_a_device_learns_for_still_is_kept_however_many_were_carried_over_since(tmp_path):
+    """As one that took it in the evening, and comes back in the morning: its update could not be entered, ever."""
+    hands = SimpleNamespace(tell=lambda *_, **__: None, feed=lambda _: None)
+    learning = SimpleNamespace(first=lambda: ("0" * 64, "0" * 64))
+    with Store(tmp_path / "coordinator.db") as store:
+        conductor = Conductor(config(tmp_path, devices=1), store, learning, hands, 1.0)
+        state = conductor.begin()
+        for number in range(1, 131):
+            assert store.attempts.open("watch", 1, ("anna", "bela"), "0" * 64).attempt == number
+            if number == 7:
+                taken = {"anna": Participant(b"", "working")}
+                state.attempts[7] = Attempt(7, 0, bytes(32), None, 1, 2, 20, taken, "carried")
+            conductor.failed(number, "1 of at least 2 updates came")
+        assert [row.attempt for row in store.attempts.of("watch")] == [7, *range(31, 131)]
 
 
 LIMITED = """

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,8 +55,9 @@ class Conductor:
         ``folded`` has others fold updates; None, and what it leaves undone: it is done here."""
         self.config, self.store, self._learning, self._hands = config, store, learning, hands
         self._draw, self._secure, self._folded = config.draw, secure, folded
-        self._grace, self._not_before = grace, 0.0
-        self._failures = 0
+        self._grace, self._not_before, self._failures = grace, 0.0, 0
+        self._remembered: Collection[int] = ()
+        """The attempts that the protocol's machine knows: of some a device may still deliver."""
         self._called_off: set[int] = set()
         self._here: set[str] = set()
         self._shut_out: set[str] = set()
@@ -100,7 +101,9 @@ class Conductor:
         self.fleet: Fleet = self.store.fleets.enter(name, run, model_digest, server, above=above)
         self.refresh()
         self._begun = time.time(), max((d.seen for d in self.store.devices.of(name)), default=0.0)
-        return self._machine()
+        state = self._machine()
+        self._remembered = state.attempts
+        return state
 
     def _machine(self) -> CoordinatorState:
         saved = self.store.fleets.machine(self.config.name)
@@ -145,7 +148,7 @@ class Conductor:
         for row in self.store.attempts.unclosed(self.config.name):
             machine = state.attempts.get(row.attempt)
             if machine is None or machine.phase in ("failed", "carried"):
-                self.store.attempts.fail(self.config.name, row.attempt, UNANNOUNCED)
+                self.store.attempts.fail(self.config.name, row.attempt, UNANNOUNCED, self._remembered)
 
     def amended(self, state: CoordinatorState) -> e.Amend:
         """What of a round that is open has changed since it was opened: in fleet.toml, or by an order."""
@@ -464,7 +467,7 @@ class Conductor:
             except StateError:
                 return False
         else:
-            self.store.attempts.fail(self.config.name, number, reason)
+            self.store.attempts.fail(self.config.name, number, reason, self._remembered)
             row = self.store.attempts.get(self.config.name, number)
             if row is None or row.failure is None:
                 return False
@@ -487,7 +490,7 @@ class Conductor:
         if number not in self._called_off and (opened or self._is_agreed(number)):
             self._pass(number, reason)
             return
-        self.store.attempts.fail(self.config.name, number, reason)
+        self.store.attempts.fail(self.config.name, number, reason, self._remembered)
         wait = min(AGAIN_S[1], AGAIN_S[0] * 2 ** min(self._failures, 32))
         self._failures += 1
         self._not_before = time.monotonic() + wait

@@ -42,8 +42,9 @@ class Attempts:
             append(tx, "round-opened", detail, fleet=fleet, attempt=number)
             return attempt_of(tx.execute(select(ATTEMPTS).where(of_attempt(ATTEMPTS, fleet, number))).one())
 
-    def fail(self, fleet: str, number: int, reason: str) -> None:
-        """Close a round whose updates count nowhere; a closed one stays as it is."""
+    def fail(self, fleet: str, number: int, reason: str, remembered: Iterable[int] = ()) -> None:
+        """Close a round whose updates count nowhere; a closed one stays as it is. Updates of those ``remembered`` may
+        still come, whenever they were opened."""
         with self._database.writing(fleet) as tx:
             open_ = of_attempt(ATTEMPTS, fleet, number) & ATTEMPTS.c.closed.is_(None)
             done = tx.execute(update(ATTEMPTS).where(open_).values(closed=time.time(), failure=storable(reason)))
@@ -53,7 +54,8 @@ class Attempts:
                 old = (ATTEMPTS.c.fleet == fleet) & (ATTEMPTS.c.attempt <= number - FAILED_KEPT)
                 came = select(UPDATES.c.attempt).where(UPDATES.c.fleet == fleet)
                 spent = ATTEMPTS.c.failure.is_not(None) & ATTEMPTS.c.model_digest.is_(None)
-                tx.execute(delete(ATTEMPTS).where(old & spent & ATTEMPTS.c.attempt.not_in(came)))
+                gone = ATTEMPTS.c.attempt.not_in(came) & ATTEMPTS.c.attempt.not_in(sorted(remembered))
+                tx.execute(delete(ATTEMPTS).where(old & spent & gone))
 
     def commit(
         self,
