@@ -435,6 +435,27 @@ def test_blobs_in_use(store):
     assert C not in store.blobs_in_use()
 
 
+def test_what_came_for_a_round_that_failed_or_came_too_late_is_kept_no_longer(store):
+    """A fleet whose rounds fail, or ask more devices than they need, filled the disk: nothing names these any more."""
+    epoch = store.fleets.enter("watch", RUN, A, B).epoch
+    failed, closed = opened(store).attempt, opened(store).attempt
+    keep(store, failed, "a", C)
+    store.attempts.fail("watch", failed, "1 of at least 2 updates came")
+    keep(store, closed, "a", "d" * 64)
+    keep(store, closed, "b", "e" * 64)
+    facts = {"epoch": epoch, "counted": [(closed, "a")], "model_digest": A, "server": B, "last": False}
+    store.attempts.commit("watch", closed, **facts)
+    assert store.blobs_in_use() == {A, B}
+
+
+def test_what_a_buffer_holds_that_is_carried_over_is_kept(store):
+    store.fleets.enter("watch", '{"rounds": 3, "seed": 0, "asynchronous": true}', A, B)
+    number = opened(store).attempt
+    keep(store, number, "a", C)
+    store.attempts.fail("watch", number, "1 of at least 2 updates came")
+    assert store.blobs_in_use() == {A, B, C}
+
+
 def test_the_log_shows_tampering(store, place):
     store.fleets.enter("watch", RUN, A, B)
     opened(store)

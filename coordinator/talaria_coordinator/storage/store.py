@@ -60,6 +60,6 @@ class Store:
         self.close()
 
     def blobs_in_use(self) -> set[str]:
-        """Digests that must be kept: every global model and server state of a round, and updates not yet folded."""
+        """Digests that must be kept: every global model and server state of a round, and updates that may yet count."""
         with self.database.reading() as tx:
             return in_use(tx)

@@ -20,14 +20,21 @@ BATCH = 500
 
 
 def in_use(tx: Connection) -> set[str]:
-    """Digests that must be kept: every global model and server state of a round, and updates not yet folded."""
-    keep: set[str | None] = set()
-    for fleet in tx.execute(select(FLEETS.c.model_digest, FLEETS.c.server, FLEETS.c.life)):
+    """Digests that must be kept: every global model and server state of a round, and updates that may yet count: those
+    of a round that is open, and of an asynchronous run any that is not folded."""
+    keep, buffered = set[str | None](), set[str]()
+    for fleet in tx.execute(select(*(FLEETS.c[name] for name in ("fleet", "run", "model_digest", "server", "life")))):
         canary = Life.of(fleet.life).canary  # what comes back where the run that is tried is called off
         keep |= {fleet.model_digest, fleet.server, canary.get("model_digest"), canary.get("server")}
+        if json.loads(fleet.run).get("asynchronous"):
+            buffered.add(fleet.fleet)
     for row in tx.execute(select(ATTEMPTS.c.base_digest, ATTEMPTS.c.model_digest)):
         keep |= {row.base_digest, row.model_digest}
-    keep |= set(tx.execute(select(UPDATES.c.digest).where(UPDATES.c.status == "stored")).scalars())
+    made = (ATTEMPTS.c.fleet == UPDATES.c.fleet) & (ATTEMPTS.c.attempt == UPDATES.c.attempt)
+    stored = select(UPDATES.c.fleet, UPDATES.c.digest, ATTEMPTS.c.closed).join_from(UPDATES, ATTEMPTS, made)
+    for one in tx.execute(stored.where(UPDATES.c.status == "stored")):
+        if one.closed is None or one.fleet in buffered:
+            keep.add(one.digest)
     return {digest for digest in keep if digest}
 
 
