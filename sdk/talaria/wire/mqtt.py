@@ -367,6 +367,7 @@ class _Session:
             # The thread may end while loop_stop looks at it; paho then finds None where it was.
             with contextlib.suppress(AttributeError):
                 await asyncio.to_thread(self._client.loop_stop)
+            self._client.let_go()
         else:
             self._client.loop_write()
             self._pump.stop()

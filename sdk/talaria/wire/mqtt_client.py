@@ -19,6 +19,10 @@ class Client(paho.Client):
     payload = b""
     """Of the message that is being told."""
 
+    def let_go(self) -> None:
+        """Close what wakes the network thread, which has ended: paho leaves that to the garbage collector."""
+        self._reset_sockets(sockpair_only=True)
+
     def _sock_recv(self, bufsize: int) -> bytes:
         del self._in_packet["packet"][LARGEST:]
         return super()._sock_recv(min(bufsize, PIECE))

@@ -10,6 +10,7 @@ import ipaddress
 import subprocess
 import threading
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import paho.mqtt.client as paho
@@ -493,6 +494,24 @@ def test_what_the_broker_takes_at_most_is_known(make_mosquitto):
         await link.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_link_that_is_closed_leaves_no_open_file(mosquitto, threaded):
+    """paho leaves two of them to the garbage collector, which may come late: a link that breaks again and again has
+    opened more by then."""
+
+    async def story() -> int:
+        link = Mqtt(mosquitto.url, "dev", ("none",), threaded=threaded, **FAST)
+        await link.start()
+        await link.close()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    gc.disable()
+    try:
+        assert asyncio.run(story()) == asyncio.run(story())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("threaded", [True, False])
