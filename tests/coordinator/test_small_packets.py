@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 import torch
+from memory_broker import Hub, Loop
 from servers import serving_small_packets
 
 from talaria.errors import ConfigError
@@ -14,10 +15,19 @@ from talaria.model.spec import ModelSpec
 from talaria.protocol.transfer import transfer_of
 from talaria.types import Recipe, Samples
 from talaria.wire.chunks import CHUNK, LEAST, ROOM, chunk_within, describe, most_within
-from talaria.wire.frames import Header, encode_frame
-from talaria.wire.messages import MAX_CHUNKS, Offer, encode_message
+from talaria.wire.frames import Header, decode_frame, encode_frame
+from talaria.wire.messages import (
+    MAX_CHUNKS,
+    CoordinatorBirth,
+    KitManifest,
+    NoKit,
+    Offer,
+    WantKit,
+    decode_message,
+    encode_message,
+)
 from talaria.wire.signing import Signer
-from talaria.wire.topics import Topic
+from talaria.wire.topics import Topic, coordinator_filters
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.service import Service
 from talaria_coordinator.storage.blobs import FolderBlobs
@@ -78,6 +88,55 @@ def test_a_broker_that_takes_too_little_is_named_at_the_start(broker, fleet):
     assert isinstance(error, ConfigError)
     for part in ("takes at most 4096 bytes", "max_packet_size", "the model has 458756"):
         assert part in str(error)
+
+
+def test_the_bound_that_a_broker_tells_holds_for_kits_too_and_only_until_it_tells_another(tmp_path):
+    """A kit was announced in a message that was too large itself, for which Mosquitto ends the link each time; and
+    who raised the bound had to start the coordinator again, too, for larger updates to be taken."""
+    hub, links, said = Hub(largest=8192), [], []
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3, seed=1), algorithm="fedavg", rounds=2)
+    config = FleetConfig(name="watch", run=run, state=tmp_path, devices=1, retry_s=0.2)
+
+    def open_transport(url, config, will):
+        links.append(Loop(hub, "co", coordinator_filters("watch"), will))
+        return links[-1]
+
+    def heard(arrival):
+        message = decode_message(decode_frame(arrival.payload)) if arrival.payload else None
+        match message:
+            case CoordinatorBirth(online=True):
+                said.append((message.chunk, message.max_update))
+            case KitManifest():
+                said.append(message.size)
+            case NoKit():
+                said.append(message.reason)
+
+    async def told(wanted, seq):
+        while wanted not in said:
+            ask = Header("wantkit", "watch", "anna", boot=1, seq=(seq := seq + 1))
+            hub.publish("fl/1/watch/d/anna/evt", encode_frame(ask, encode_message(WantKit(sha256=b"", bitmap=b""))))
+            hub.pump()
+            await asyncio.sleep(0.05)
+
+    async def live(service):
+        task = asyncio.create_task(service.run("mqtt://hub"))
+        async with asyncio.timeout(30):
+            reason = "the run's kit has 2000000 bytes, and what the broker takes as one message lets 1492992 be sent"
+            await told(f"{reason}; raise its bound (Mosquitto: max_packet_size)", 0)
+            assert said[0] == (6912, 1492992)
+            hub.largest = None
+            links[-1].cut()
+            await told(2_000_000, 1000)
+        assert (CHUNK, config.max_update) in said
+        service.stop()
+        await task
+
+    hub.join("anna", ("fl/1/watch/co/state", "fl/1/watch/d/anna/cmd"), heard, None)
+    with Store(tmp_path / "db") as store:
+        service = Service(
+            config, store, FolderBlobs(tmp_path / "blobs"), open_transport=open_transport, kit=lambda: bytes(2_000_000)
+        )
+        asyncio.run(live(service))
 
 
 def test_chunks_leave_room_for_all_that_is_beside_them():

@@ -18,8 +18,8 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.kits import KitOffer
 from talaria.wire.changes import are_changes, changes, pays
-from talaria.wire.chunks import Cut, describe
-from talaria.wire.messages import WantChanges, WantCompact
+from talaria.wire.chunks import CHUNK, Cut, describe
+from talaria.wire.messages import MAX_CHUNKS, WantChanges, WantCompact
 from talaria_coordinator.fleet.hands import Hands
 
 ROOM = 64 << 20
@@ -52,6 +52,9 @@ class Parcels:
         self._older = lru_cache(AT_ONCE)(model)  # most who ask have the same one, and it may lie far away
         self._model: tuple[Cut, bytes] | None = None
         self._kit: tuple[Cut, bytes] | None = None
+        self._found: bytes | None = None
+        """The kit's file, also where the broker takes none so large."""
+        self._bounds = CHUNK, CHUNK * MAX_CHUNKS
         self._seeks_kit = False
         self._before = deque[bytes](maxlen=BEFORE)
         self._masks: dict[bytes, bytes] = {}
@@ -168,26 +171,37 @@ class Parcels:
 
     # -- the run's kit
 
-    def ask_for_kit(self, device: str, chunk: Callable[[], int]) -> None:
+    def ask_for_kit(self, device: str) -> None:
         """Find or make it, once, beside the rounds; whoever asked asks again."""
         if not self._seeks_kit:
             self._seeks_kit = True
             self._hands.tell("kit-asked", device=device)
-            self._hands.spawn(self._find_kit(chunk))
+            self._hands.spawn(self._find_kit())
 
-    async def _find_kit(self, chunk: Callable[[], int]) -> None:
+    async def _find_kit(self) -> None:
         try:
-            kit = await asyncio.to_thread(self._make_kit)
+            self._found = await asyncio.to_thread(self._make_kit)
         except TalariaError as error:
-            self._offered(KitOffer(without=str(error)))
-            self._hands.tell("error", error=f"devices without torch cannot take part: {error}")
-            return
-        self._kit = describe(kit, chunk()), kit
-        self._offered(KitOffer(self._kit[0]))
-        self._hands.tell("kit", bytes=len(kit))
+            self._have_no_kit(str(error))
+        else:
+            self._hands.tell("kit", bytes=len(self._found))
+            self._cut_kit(self._found)
 
-    def cut_anew(self, chunk: int) -> None:
-        """Offer the kit, where there is one, in chunks of this size."""
-        if self._kit is not None:
-            self._kit = describe(self._kit[1], chunk), self._kit[1]
+    def fit(self, chunk: int, most: int) -> None:
+        """The kit is offered in chunks of this size from now on, where the broker lets so many bytes be sent."""
+        known, self._bounds = self._bounds, (chunk, most)
+        if self._found is not None and known != self._bounds:
+            self._cut_kit(self._found)
+
+    def _cut_kit(self, kit: bytes) -> None:
+        chunk, most = self._bounds
+        if len(kit) > most:
+            self._kit, why = None, f"the run's kit has {len(kit)} bytes, and what the broker takes as one message lets"
+            self._have_no_kit(f"{why} {most} be sent; raise its bound (Mosquitto: max_packet_size)")
+        else:
+            self._kit = describe(kit, chunk), kit
             self._offered(KitOffer(self._kit[0]))
+
+    def _have_no_kit(self, why: str) -> None:
+        self._offered(KitOffer(without=why))
+        self._hands.tell("error", error=f"devices without torch cannot take part: {why}")

@@ -270,10 +270,11 @@ class Service:
                 "max_packet_size), or learn a smaller model"
             )
         chunk = chunk_within(largest, self.config.chunk)
-        if chunk != rules.chunk:
-            self._half = replace(self._half, rules=replace(rules, chunk=chunk, max_update=min(rules.max_update, most)))
+        fitting = replace(rules, chunk=chunk, max_update=min(self.config.max_update, most))
+        if fitting != rules:
+            self._half = replace(self._half, rules=fitting)
             self._publish_model(multicast=False)
-            self._parcels.cut_anew(chunk)
+        self._parcels.fit(chunk, most)
 
     def _read(self, cut: Cut) -> bytes:
         return self._parcels.read(cut)
@@ -379,7 +380,7 @@ class Service:
             case a.Fenced():
                 raise StateError(replaced(name, self._conductor.fleet.epoch, action))
             case a.KitAsked():
-                self._parcels.ask_for_kit(action.device, lambda: self._half.rules.chunk)
+                self._parcels.ask_for_kit(action.device)
             case a.CompactAsked():
                 self._parcels.ask(action)
             case a.Departed():
