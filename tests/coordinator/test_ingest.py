@@ -129,6 +129,32 @@ def test_a_worker_that_comes_anew_is_told_what_is_open_and_nothing_else():
     run(story)
 
 
+def test_an_upload_that_is_dropped_is_waited_for_no_more():
+    """A worker says nothing of what it has forgotten. Once it was offered anew, who waited for the first verdict did so
+    for ever, and the coordinator did not end."""
+
+    async def story(desk, seat):
+        worker = await desk.workers.get()
+        seat.follow("anna")
+        await worker.hears()
+        for asked in (False, True):
+            seat.take(KEY, CUT)
+            before = asyncio.ensure_future(seat.checked(KEY, 1, "ab"))
+            if asked:
+                await asyncio.sleep(0)
+            seat.drop(KEY)
+            async with asyncio.timeout(5):
+                assert await before is None
+            seat.take(KEY, CUT)
+            after = asyncio.ensure_future(seat.checked(KEY, 1, "ab"))
+            while not isinstance(await worker.hears(), w.Drop):
+                pass
+            worker.says(w.Kept(*KEY, "{}"))
+            assert await after == w.Kept(*KEY, "{}")
+
+    run(story)
+
+
 def test_how_a_worker_is_can_be_asked_at_any_time():
     async def story(desk, seat):
         async def until(true):

@@ -135,8 +135,8 @@ class Seat:
         self._say(w.Take(*key, cut.size, cut.chunk, cut.sha256, cut.hashes))
 
     async def checked(self, key: Key, round: int, base_digest: str) -> w.Verdict | None:
-        """The worker's verdict; None where it died first."""
-        if self._now is None:
+        """The worker's verdict; None where it died first, or the upload was dropped: of that it says nothing more."""
+        if self._now is None or key not in self._uploads:
             return None  # the next one is told of the upload, and tells what it has of it
         answer: asyncio.Future[w.Verdict | None] = asyncio.get_running_loop().create_future()
         self._checks[key] = answer
@@ -173,6 +173,7 @@ class Seat:
     def drop(self, key: Key) -> None:
         """Forget this upload."""
         self._uploads.pop(key, None)
+        self._tell_verdict(key, None)
         self._say(w.Drop(*key))
 
     async def live(self) -> None:
@@ -217,10 +218,8 @@ class Seat:
             self._now, self._linked = None, False
             if self._sum is not None and not self._sum.done():
                 self._sum.set_result(None)
-            for answer in self._checks.values():
-                if not answer.done():
-                    answer.set_result(None)
-            self._checks.clear()
+            for key in tuple(self._checks):
+                self._tell_verdict(key, None)
             colleague.writer.close()
             colleague.process.kill()
             status = await asyncio.to_thread(colleague.process.wait)
@@ -247,9 +246,7 @@ class Seat:
                 self._updates += isinstance(word, w.Kept)
                 if not isinstance(word, w.Torn):
                     self._uploads.pop(key, None)  # whoever comes next has nothing to do with it
-                answer = self._checks.pop(key, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(word)
+                self._tell_verdict(key, word)
             case w.Sum():
                 if self._sum is not None and not self._sum.done():
                     self._sum.set_result(word)
@@ -260,6 +257,11 @@ class Seat:
                 self.hands.tell("error", **who, error=word.error)
             case _:
                 raise WireError(f"ingest: {type(word).__name__} is not for a worker to say")
+
+    def _tell_verdict(self, key: Key, verdict: w.Verdict | None) -> None:
+        answer = self._checks.pop(key, None)
+        if answer is not None and not answer.done():
+            answer.set_result(verdict)
 
     def _note(self, text: str) -> None:
         self._heard = time.time(), storable(text[:LONGEST])
