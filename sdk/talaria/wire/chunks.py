@@ -110,13 +110,14 @@ class FileAssembly:
     def __init__(self, path: Path, cut: Cut, limit: int) -> None:
         if cut.size > limit:
             raise TooLarge(f"transfer of {cut.size} bytes is above the limit of {limit}")
-        self.path, self.cut = path, cut
+        self.path, self.cut, self._fd = path, cut, -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             durable.own(path)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._fd, cut.size)
         except OSError as why:
+            self.close()
             raise StateError(
                 f"cannot open {path} for a transfer: {why.strerror}; free space or fix its rights"
             ) from why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -126,8 +127,10 @@ def test_a_disk_that_takes_no_more_says_so(tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
             with pytest.raises(StateError, match="free space"):
                 whole.put(3, DATA[1500:2000])
+            files = len(list(Path("/proc/self/fd").iterdir()))
             with pytest.raises(StateError, match="free space"):
                 FileAssembly(tmp_path / "y", describe(DATA, 500), limit=10_000)
+            assert len(list(Path("/proc/self/fd").iterdir())) == files
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         whole.put(3, DATA[1500:2000])
