@@ -174,6 +174,35 @@ def test_a_run_that_follows_counts_nothing_of_the_one_before(world):
     assert {c.device for fold in s.folds for c in fold.counted} == set(s.w.names)
 
 
+def test_a_request_that_was_lost_is_said_again_in_the_buffers_that_carry_its_own_over(world):
+    """A device that lost its memory knows nothing of what it took, and is asked for that when it comes back."""
+    s = Stream(world, devices=2, target=2, seconds=10)
+    s.slow["dev-1"] = 9
+    for _ in range(8):
+        s.run()
+    s.slow.clear()
+    s.waiting.clear()
+    w, publish, lost = s.w, s.w.hub.publish, []
+    w.crash_device("dev-1")
+    w.disks["dev-1"] = type(w.disk)()
+    for _ in range(12):
+        s.run()
+    assert [w.state.attempts[number].phase for number in (1, 2)] == ["carried", "open"]
+    w.start_device("dev-1")
+    w.run(1)  # it is told which boots were heard, and counts on from there
+
+    def losing(topic, payload, retain=False):
+        lost.append(topic) if topic.endswith("dev-1/cmd") else publish(topic, payload, retain)
+
+    w.hub.publish = losing
+    w.link_device("dev-1")
+    w.hub.pump()
+    w.hub.publish = publish
+    assert lost
+    s.until(1, limit=40)
+    s.check()
+
+
 def test_at_the_end_what_is_under_way_is_late(world):
     s = Stream(world, last=2)
     s.slow["dev-3"] = 9

@@ -473,8 +473,10 @@ class CoordinatorMachine:
         attempt = t.state.attempt
         if attempt is not None and attempt.phase == "open":
             calls.seek(t, attempt)
-            for device in attempt.cohort:
-                calls.call(t, attempt, device)
+            for one in t.state.attempts.values():  # of buffers also those before it, which somebody works on still
+                if uploads.countable(t, one):
+                    for device in one.cohort:
+                        calls.call(t, one, device)
             secure_rounds.tick(t, attempt)
             if attempt.deadline is not None and t.now - t.state.kept >= KEEP_SECONDS:
                 t.act(a.Save(soon=True))
