@@ -145,7 +145,7 @@ class Mqtt:
         except _OldBrokerError:
             await session.end()
             raise
-        except (OSError, TimeoutError, TransportError) as why:
+        except (OSError, TimeoutError, TransportError, UnicodeError) as why:  # the last of a name that is none
             await session.end()
             reason = str(why) or f"no answer within {self._timeout:g} s"
             raise TransportError(unusable(self.address, self._tls, self._name, reason)) from None
@@ -162,7 +162,7 @@ class Mqtt:
             transport="websockets" if self.address.websocket else "tcp",
             reconnect_on_failure=False,
         )
-        client.connect_timeout = self._timeout
+        client.connect_timeout = self._timeout / 2  # of each of a host's addresses, of which one may be silent
         client.max_inflight_messages_set(self._window)
         client.max_queued_messages_set(2 * self._window)
         if self.address.websocket:
@@ -361,7 +361,7 @@ class _Session:
         return not self.lost.is_set()
 
     async def end(self) -> None:
-        self._ending = True
+        self._ending = self._client.over = True
         self._client.disconnect()
         if self._pump is None:
             # The thread may end while loop_stop looks at it; paho then finds None where it was.

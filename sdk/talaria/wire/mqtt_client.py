@@ -18,10 +18,19 @@ class Client(paho.Client):
 
     payload = b""
     """Of the message that is being told."""
+    over = False
+    """Whether nobody waits any more for the connection that is being made."""
 
     def let_go(self) -> None:
         """Close what wakes the network thread, which has ended: paho leaves that to the garbage collector."""
         self._reset_sockets(sockpair_only=True)
+
+    def _create_socket(self) -> paho.SocketLike:
+        made = super()._create_socket()
+        if self.over:  # it would put out the link that was made meanwhile
+            made.close()
+            raise ConnectionAbortedError
+        return made
 
     def _sock_recv(self, bufsize: int) -> bytes:
         del self._in_packet["packet"][LARGEST:]

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import gc
 import ipaddress
+import socket
 import subprocess
 import threading
 import warnings
@@ -563,6 +564,56 @@ def test_an_unreachable_broker_says_what_was_tried_and_how_to_start_one(unused_p
         asyncio.run(story())
     for part in (f"127.0.0.1:{unused_port}", "MQTT 5", "3.1.1", "refused", f"mosquitto -p {unused_port}", "auto"):
         assert part in str(caught.value)
+
+
+def test_a_host_of_which_one_address_is_silent_is_reached_by_another(mosquitto, monkeypatch):
+    """As where IPv6 leads nowhere: the first address was given all the time that there was."""
+    found = socket.getaddrinfo
+    with contextlib.ExitStack() as stack:
+        hole = stack.enter_context(socket.create_server(("127.0.0.2", mosquitto.port), backlog=0))
+        for _ in range(3):  # more than it keeps: who comes then is not answered
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(hole.getsockname())
+        monkeypatch.setattr(socket, "getaddrinfo", lambda _, *how, **more: [
+            *found("127.0.0.2", *how, **more), *found("127.0.0.1", *how, **more)
+        ])  # fmt: skip
+
+        async def story() -> None:
+            link = Mqtt(f"mqtt://broker.example:{mosquitto.port}", "dev", ("none",), timeout=3, **FAST)
+            await link.start()
+            await link.close()
+
+        asyncio.run(story())
+
+
+def test_a_connection_that_nobody_waits_for_any_more_does_not_put_out_the_next(mosquitto, monkeypatch):
+    """A name server that answers late: the broker was asked for a session after another one had been made."""
+    found, late = socket.getaddrinfo, threading.Event()
+
+    async def story() -> None:
+        lost = Mqtt(mosquitto.url, "dev", ("none",), timeout=0.3, **FAST)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *how, **more: late.wait(10) and found(*how, **more))
+        with pytest.raises(TransportError, match="no answer within"):
+            await lost.start()
+        monkeypatch.setattr(socket, "getaddrinfo", found)
+        link = Mqtt(mosquitto.url, "dev", ("none",), **FAST)
+        await link.start()
+        late.set()
+        await asyncio.sleep(0.5)
+        await link.close()
+        heard = []
+        with contextlib.suppress(TransportError):
+            while True:
+                heard.append(await link.receive())
+        assert heard == [LinkUp()]
+
+    asyncio.run(story())
+
+
+def test_a_name_that_is_none_is_told_as_a_host_that_does_not_answer():
+    with pytest.raises(TransportError, match=r"cannot use the MQTT broker at a\.\.b:1883"):
+        asyncio.run(Mqtt("mqtt://a..b", "dev", ("none",)).start())
 
 
 def test_a_wrong_password_is_named_and_not_shown(make_mosquitto, tmp_path):
