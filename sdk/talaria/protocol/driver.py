@@ -39,12 +39,23 @@ class Driver:
         """Topic and payload of what is said before the link is closed; None for nothing."""
 
     async def run(self, life: Work) -> None:
-        """``life`` and all that it spawns, to the end. The first that raises ends the others; its error is raised."""
+        """``life``, which reads the inbox, and all that it spawns, to the end. The first that raises ends the others;
+        its error is raised."""
+        unread: asyncio.Task[None] | None = None
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 await life
+                unread = asyncio.create_task(self._let_go())
         except BaseExceptionGroup as group:
             raise _first(group) from None
+        finally:
+            if unread is not None:
+                unread.cancel()
+
+    async def _let_go(self) -> None:
+        """Whoever works still is not to wait for room: nobody reads what it puts."""
+        while True:
+            await self.inbox.get()
 
     def spawn(self, work: Work) -> None:
         """Do this too; :meth:`run` waits for it."""

@@ -37,3 +37,25 @@ def test_who_is_cancelled_as_its_wait_ends_is_cancelled(turns):
         return bool(done) and task.cancelled()
 
     assert asyncio.run(scenario())
+
+
+def test_who_works_still_at_the_end_does_not_wait_for_room_in_an_inbox_that_nobody_reads():
+    """A coordinator that was told to end in the midst of a flood, while it checked an update, did not end."""
+    driver = Driver(lambda cut: b"", inbox=4)
+
+    async def check():
+        await asyncio.sleep(0.1)
+        await driver.inbox.put("what came of it")
+
+    async def life():
+        driver.spawn(check())
+        for _ in range(4):
+            driver.inbox.put_nowait("a flood")
+
+    async def scenario():
+        async with asyncio.timeout(5):
+            await driver.run(life())
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(scenario()) == 1
