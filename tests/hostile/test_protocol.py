@@ -732,6 +732,35 @@ def test_an_older_boot_is_told_where_to_count_on_from_and_connects_anew():
     assert [type(x) for x in again] == [a.Publish]
 
 
+@pytest.mark.parametrize("start", [False, True])
+def test_a_restored_memory_that_counts_on_to_a_boot_of_its_other_life_is_told_to_go_on(start):
+    """Where the broker lost the last will of that one: what it said was taken for what had been said in that life, and
+    a round without a deadline waited for ever."""
+    bench = Bench(cohort=("anna",))
+
+    def born(boot, process):
+        message = m.DeviceBirth(online=True, key=b"", profile=b"", process=process)
+        return bench.hear("d/anna/state", bench.frame("anna", message, boot=boot))
+
+    born(7, b"before")
+    for seq in range(1, 40):
+        bench.say("anna", m.Accept(attempt=1), boot=7, seq=seq)
+    if start:
+        bench.state = type(bench.state).load(bench.state.dump())
+        bench.do(e.Start(0.0, 8))
+    told = [born(boot, b"restored") for boot in (4, 7)]
+    words = [m.decode_message(decode_frame(x.payload)) for actions in told for x in of(actions, a.Publish)]
+    assert words == [m.Rebirth(above=6), m.Rebirth(above=7)]
+    assert [(x.boot, x.newest) for actions in told for x in of(actions, a.Forgot)] == [(4, 7), (7, 7)]
+    assert of(born(8, b"restored"), a.DeviceUp)
+    assert bench.state.attempts[1].cohort["anna"].phase == "called"
+    bench.say("anna", m.Accept(attempt=1), boot=8, seq=1)
+    assert bench.state.attempts[1].cohort["anna"].phase == "working"
+    assert not [
+        x for x in born(8, b"restored") if isinstance(x, a.Forgot)
+    ]  # it says again each minute that it is there
+
+
 def test_a_coordinator_that_went_back_may_ask_for_older_rounds_in_a_later_epoch_only():
     half, state = device()
     later = m.Work(attempt=5, version=4, model_digest=bytes(32), seconds=0.0, spec=b"{}")

@@ -388,7 +388,7 @@ class CoordinatorMachine:
             return
         anew = header.boot > peer.boot
         if anew:
-            peer.boot = header.boot
+            peer.boot, peer.process = header.boot, b""
             t.say(device, m.Rebirth(above=header.boot - 1))
         # A last will may overtake what was said before it; and one that was cut off without a will is still online.
         if (anew or not peer.online) and header.boot > peer.dead:

@@ -32,6 +32,12 @@ def lifecycle(t: Turn, device: str, peer: Peer, boot: int, message: m.DeviceBirt
         _count(t, device, peer, message.process, boot > peer.boot)
         if boot == peer.boot:
             peer.shared = boot
+    other = message.process and peer.process not in (b"", message.process)
+    if message.online and other and boot == peer.boot > peer.dead:
+        # An older memory that counted on to it: what it says would be taken for what that boot has said already.
+        t.act(a.Forgot(device, boot, boot))
+        t.say(device, m.Rebirth(above=boot))
+        return
     if boot < peer.boot or boot <= peer.dead:
         if message.online:
             remind(t, device, peer, boot)
@@ -47,11 +53,12 @@ def lifecycle(t: Turn, device: str, peer: Peer, boot: int, message: m.DeviceBirt
             # Its link breaks again and again, which anybody on the way can do to anybody: no offence.
             # It does not count against the next: what breaks without end has its turns all the same.
             peer.births[-1] = (t.now, message.process, False)
-            peer.boot, peer.online, peer.profile = boot, False, message.profile
+            peer.boot, peer.process, peer.online, peer.profile = boot, message.process, False, message.profile
             raise IgnoredError(f"more than {t.rules.flaps} births within a minute; it is away until it speaks")
     elif peer.online and peer.profile == message.profile:
+        peer.process = message.process
         return
-    peer.boot, peer.profile = boot, message.profile
+    peer.boot, peer.process, peer.profile = boot, message.process, message.profile
     came(t, device, peer)
 
 

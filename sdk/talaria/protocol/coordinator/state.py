@@ -117,6 +117,8 @@ class Peer:
     """When, within the last minute, it came, by a birth or by what it said."""
     doubled: float = -1e18
     """When it was last told that two programs have its name."""
+    process: bytes = b""
+    """The program that was born with its newest boot; empty while that is not known."""
     shared: int = 0
     """The newest boot that two programs with its name count as theirs."""
     reminded: float = -1e18
