@@ -16,7 +16,7 @@ import pytest
 from talaria.errors import ConfigError, TransportError
 from talaria.wire.chunks import CHUNK
 from talaria_coordinator import broker
-from talaria_coordinator.broker import find_mosquitto, mosquitto, open_broker
+from talaria_coordinator.broker import find_mosquitto, mosquitto, open_broker, supervisor
 from talaria_coordinator.config.api import ApiConfig
 from talaria_coordinator.web.server import listening
 
@@ -209,6 +209,22 @@ def test_a_killed_mosquitto_is_started_again_where_it_was(tmp_path):
         assert second != first
         assert speaks_mqtt(found.url)
     assert gone(second)
+
+
+def test_the_log_of_a_managed_mosquitto_has_a_bound(tmp_path, monkeypatch):
+    """Each link adds some lines to it, of strangers too: it grew until the disk was full."""
+    monkeypatch.setattr(supervisor, "LARGEST", 4000)
+    with open_broker("mosquitto", state=tmp_path) as found:
+        for turn in range(3):
+            while found.log.stat().st_size < 4000:
+                assert speaks_mqtt(found.url)
+            assert found.tend(False) == []
+            before = tmp_path / "mosquitto.log.1"
+            assert found.log.stat().st_size < 1000, turn
+            assert 4000 <= before.stat().st_size < 8000, turn
+        assert speaks_mqtt(found.url)
+        assert b"\0" not in found.log.read_bytes()
+        assert found.log.stat().st_size > 0
 
 
 def test_a_client_that_leaves_with_a_message_on_its_way_does_not_cost_what_the_broker_kept(tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ SHORT = re.compile(rb"^.*Error: Out of memory.*$", re.MULTILINE)
 WHO = re.compile(rb"Client (\S+) ")
 READ = 2**20
 """Bytes of the log, at its end, that are looked at."""
+LARGEST = 2**24
+"""Bytes of the log with which it begins anew; the one before is kept. Each link of each stranger adds some lines."""
 
 # Sets the signal that Linux sends to the broker when the coordinator dies in any way, then becomes the broker.
 # It is SIGTERM, on which Mosquitto saves its sessions; SIGKILL loses them all. A process that changes its user loses
@@ -105,8 +109,17 @@ class Keeper:
         if failing and self.child.poll() is None and (full := self._full()):
             self._filled = full
             self.child.kill()  # on SIGTERM it would save what fills it
+        self._bound_log()
         news, self._news = self._news, []
         return news
+
+    def _bound_log(self) -> None:
+        """The child appends to the file that it was given, which stays: what is in it is copied away."""
+        with suppress(OSError):
+            if self._log.stat().st_size >= LARGEST:
+                shutil.copyfile(self._log, self._log.with_name(f"{self._log.name}.1"))
+                os.truncate(self._log, 0)
+                self._begun = 0
 
     def _full(self, sign: re.Pattern[bytes] = FULL) -> str:
         """That this child ran out of memory, by its ``sign``, and whom it disconnected for that; empty where it did
