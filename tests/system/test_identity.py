@@ -304,7 +304,7 @@ def test_28_nothing_can_be_planted_on_a_devices_commands(broker, keyed):
     assert asyncio.run(trial()) == []
 
 
-@pytest.mark.parametrize("name", ["anna", "watch.anna", "watch.coordinator"])
+@pytest.mark.parametrize("name", ["anna", "watch.anna", "watch._coordinator"])
 def test_29_a_taken_client_id_puts_nobody_out(broker, keyed, name):
     async def trial():
         anna = link(broker, name, ("fl/1/watch/d/anna/cmd",), device_tls(keyed, "anna"))

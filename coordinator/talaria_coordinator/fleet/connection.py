@@ -18,7 +18,7 @@ def over_mqtt(url: str, config: FleetConfig, will: Callable[[], Will]) -> Transp
     own = config.identity if config.username is None else None
     return Mqtt(
         url,
-        f"{config.name}.coordinator",
+        f"{config.name}.{membership.COORDINATOR}",
         coordinator_filters(config.name, uploads=not config.workers),
         will=will,
         username=config.username,

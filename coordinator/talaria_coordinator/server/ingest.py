@@ -199,7 +199,7 @@ def _link(post: Post, config: FleetConfig, filters: tuple[str, ...]) -> Mqtt:
     own = config.identity if config.username is None else None
     return Mqtt(
         post.url,
-        f"{config.name}.ingest-{post.number}",
+        f"{config.name}.{membership.WORKER.format(post.number)}",
         filters,
         username=config.username,
         password=credentials.password_in(config.password_file),
