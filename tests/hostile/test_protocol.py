@@ -265,6 +265,12 @@ def test_26_an_old_body_is_not_brought_back():
 def test_26_a_body_above_the_devices_limit_is_not_fetched():
     half, state = device(max_model=1000)
     assert "limit of 1000" in reasons(cmd(half, state, manifest(), topic="co/model", device=""))
+    half, state = device()
+    cmd(half, state, manifest(), topic="co/model", device="", retained=True)
+    assert state.partial() is not None
+    lower, _ = device(max_model=1000)  # its owner changed that while it came
+    assert of(lower.step(state, e.Boot(0.0))[1], a.Discard)
+    assert state.partial() is None
 
 
 # 27

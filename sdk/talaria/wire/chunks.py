@@ -196,8 +196,8 @@ class Assemblies(Generic[Key]):
         return self._open[key]
 
     def found(self, key: Key, cut: Cut) -> frozenset[int]:
-        """The chunks of one that lie intact in its file."""
-        if not self.path(key).exists():
+        """The chunks of one that lie intact in its file; none of one above the limit, as where that is lower by now."""
+        if cut.size > self.limit or not self.path(key).exists():
             return frozenset()
         return frozenset(self.part(key, cut).found())
 

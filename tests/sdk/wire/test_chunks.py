@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, StateError, TooLarge, WireError
-from talaria.wire.chunks import FileAssembly, TornError, describe
+from talaria.wire.chunks import Assemblies, FileAssembly, TornError, describe
 from talaria.wire.frames import MAX_PAYLOAD
 
 DATA = bytes(range(256)) * 11
@@ -112,6 +112,17 @@ def test_a_file_picks_up_after_a_restart_and_believes_only_what_it_hashes(tmp_pa
         assert second.found() == set(range(cut.count))
         second.finish()
     assert path.read_bytes() == DATA
+
+
+def test_of_a_file_above_the_limit_nothing_is_found_as_where_that_is_lower_by_now(tmp_path):
+    """A coordinator that was given a smaller `max_update`, and a device with a smaller `max_model`, did not start."""
+    cut = describe(DATA, 500)
+    for limit, expected in ((len(DATA), {3}), (len(DATA) - 1, set())):
+        files = Assemblies(lambda key: tmp_path / key, limit)
+        if expected:
+            files.part("x", cut).put(3, DATA[1500:2000])
+        assert files.found("x", cut) == expected
+        files.close()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

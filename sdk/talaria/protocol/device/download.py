@@ -175,6 +175,11 @@ class Download:
             self._let_go(state, out)
             self.say(state, m.Want(model_digest=of, bitmap=b""), out)
 
+    def bound(self, state: DeviceState, out: Actions) -> None:
+        """After a start: let go of what is on its way and larger than this device takes by now."""
+        if state.fetch is not None and state.fetch.cut.size > self.limits.max_model:
+            self._let_go(state, out)
+
     def _let_go(self, state: DeviceState, out: Actions) -> None:
         """What is on its way is of no use any more."""
         if state.fetch is not None:

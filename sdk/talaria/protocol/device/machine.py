@@ -121,6 +121,7 @@ class DeviceMachine:
         shift = event.now - state.clock
         state.linked, state.model_digest, state.kit = False, event.model_digest, None
         state.held = event.held
+        self._model.bound(state, out)
         if state.fetch is not None:
             state.fetch.have, state.fetch.asked = set(event.chunks), set()
             state.fetch.touched = state.fetch.since = event.now
