@@ -477,6 +477,15 @@ def test_who_is_not_asked_downloads_nothing_until_its_program_wants_the_model(wo
     assert w.disks["dev-2"].models == w.disks["dev-0"].models
 
 
+def test_one_chunk_at_a_time_is_asked_for_as_soon_as_the_one_before_it_came(world):
+    """A coordinator may tell so: the device waited as for one that is lost, after each chunk."""
+    w = world(1, QUIET, credit=1)
+    w.begin()
+    w.open(1)
+    w.run(4)
+    assert counted(w.closed[0]) == digests(w, 1)
+
+
 def test_a_body_that_was_cut_ten_times_resends_at_most_two_windows_each(world):
     w = world(1, QUIET)
     w.start_coordinator()

@@ -96,6 +96,7 @@ class Download:
             return
         if multicast and state.keeps and self._narrows(state):
             return
+        asked = bool(fetch.asked)
         try:
             new = fetch.take(frame, now)
         except WireError:
@@ -109,7 +110,7 @@ class Download:
         if fetch.whole:
             state.pace = fetch.slowest
             out.append(self.complete(state))
-        elif self.needed(state) and (fetch.asked or self.overdue(state, now)):
+        elif self.needed(state) and (asked or self.overdue(state, now)):
             self.want(state, now, out)
 
     def complete(self, state: DeviceState) -> a.ModelComplete:
