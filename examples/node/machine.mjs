@@ -391,6 +391,7 @@ export class Machine {
     const ofKit = this.#kit?.arrival?.transfer === xfer;
     const arrival = ofKit ? this.#kit.arrival : this.#model;
     if (!arrival || arrival.whole || xfer !== arrival.transfer) return;
+    const asked = arrival.asked.size;
     try {
       if (!arrival.take(frame, this.now())) return;
     } catch (problem) {
@@ -401,7 +402,7 @@ export class Machine {
     this.world.keep(ofKit ? "kit" : "model", arrival.cut, frame.header.idx, frame.payload);
     if (arrival.whole) ofKit ? this.world.kitComplete(arrival.cut) : this.world.complete(fetch.version, fetch.cut);
     else if (ofKit) this.#wantKit();
-    else if (arrival.asked.size && this.#needed()) this.#want();
+    else if (asked && this.#needed()) this.#want();
   }
 
   /** The newest global model is wanted here, though no round asks this device for work. */
