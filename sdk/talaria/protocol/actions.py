@@ -93,7 +93,7 @@ class Expect:
 @dataclass(frozen=True)
 class Complete:
     """All chunks of an update are in its file: check the whole sha256, decode, store durably, then answer with
-    :class:`Stored`, :class:`Rejected` or :class:`Damaged`."""
+    :class:`Stored`, :class:`UpdateRejected` or :class:`Damaged`."""
 
     attempt: int
     device: str
