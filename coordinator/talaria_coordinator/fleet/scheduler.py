@@ -59,9 +59,7 @@ class Conductor:
         self._remembered: Collection[int] = ()
         """The attempts that the protocol's machine knows: of some a device may still deliver."""
         self._called_off: set[int] = set()
-        self._here: set[str] = set()
-        self._shut_out: set[str] = set()
-        self._retired: set[str] = set()
+        self._here, self._shut_out, self._retired = set[str](), set[str](), set[str]()
         self._resting: frozenset[str] = frozenset()
         self._look_again = 0.0
         self._begun = 0.0, 0.0
