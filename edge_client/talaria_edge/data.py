@@ -94,8 +94,8 @@ class NpzSource:
                     f"data: {self.path} holds one sample of this device, of which none is left to be tested on; record "
                     "more, or say by split what each is for (0 train, 1 validation, 2 test)"
                 )
-            cuts = arrays.cut(found, _strata(y))
-            *cut, rest = cuts[self.client] if found.client is not None and self.client else cuts["client-0"]
+            (one,) = arrays.cut(found, _strata(y), only=None if found.client is None else self.client).values()
+            *cut, rest = one
         else:
             *cut, rest = (rows[found.split[rows] == part] for part in (0, 1, 2, recorded.UNLABELLED))
         parts = [self._samples(found, part, y, at) for part, at in zip(recorded.PARTS, cut, strict=True)]

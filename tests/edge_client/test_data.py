@@ -97,6 +97,15 @@ def test_a_device_with_one_sample_is_told_what_it_lacks(tmp_path):
         NpzSource(tmp_path / "one.npz").load()
 
 
+def test_another_device_with_one_sample_does_not_keep_a_device_from_its_own(tmp_path):
+    x, y = np.random.default_rng(0).normal(size=(21, 4)).astype(np.float32), np.arange(21) % 2
+    np.savez(tmp_path / "shared.npz", x=x, y=y, client=np.array(["anna"] * 20 + ["bela"]))
+    data = NpzSource(tmp_path / "shared.npz", "anna").load()
+    assert len(data.train) + len(data.val) + len(data.test) == 20
+    with pytest.raises(DataError, match="one sample of this device"):
+        NpzSource(tmp_path / "shared.npz", "bela").load()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -242,9 +242,10 @@ def _oriented(x: Array, layout: str) -> tuple[Array, str]:
 
 
 def cut(
-    raw: Recorded, y: Array, *, validation: float = 0.1, test: float = 0.2, seed: int = 0
+    raw: Recorded, y: Array, *, validation: float = 0.1, test: float = 0.2, seed: int = 0, only: str | None = None
 ) -> dict[str, tuple[Array, Array, Array, Array]]:
-    """Each client's training, validation, test and unlabelled samples as positions in the file; ``y`` int64 (N,)."""
+    """Each client's training, validation, test and unlabelled samples as positions in the file, or those of ``only``
+    one; ``y`` int64 (N,)."""
     if raw.client is None:
         names: tuple[str, ...] = ("client-0",)
         numbers, rows = np.zeros(1, np.int64), np.zeros(len(y), np.int64)
@@ -254,10 +255,12 @@ def cut(
     if raw.split is None:
         counts = np.bincount(rows, minlength=len(names))
         _require_none(
-            [name for name, count in zip(names, counts, strict=True) if count < 2],
+            [name for name, count in zip(names, counts, strict=True) if count < 2 and only in (None, name)],
             "1 sample, need at least 2 (one to train, one to test)",
         )  # fmt: skip
     for place, name in enumerate(names):
+        if only not in (None, name):
+            continue
         own = np.flatnonzero(rows == place)
         rng = np.random.default_rng([seed, int(numbers[place])])
         if raw.split is None:
