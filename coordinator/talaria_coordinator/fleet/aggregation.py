@@ -343,7 +343,7 @@ class Learning:
         anew. There is one ledger, wherever that rule kept it."""
         first, server = self._first_server(shared), self._server(fleet)
         kept = {k: v for k, v in server.items() if k in first or not k.endswith((LEDGER, LENGTH))}
-        if self.buffering is not None:  # rounds count on where a run follows another, or is called off
+        if self.buffering is not None:  # rounds count on where a run follows another
             kept[VERSION] = np.array(fleet.round, np.int64)
         ledger = ledger_in(server)
         return first | kept if ledger is None else ledger.within(first | kept)
