@@ -83,7 +83,7 @@ def carried(old: Run, new: Run, shared: Tensors) -> Carried:
             "adapters or classes alone"
         )
     # What the rule left alone stands still over the change too, and devices go on from their own values of it.
-    sizes = run_model.layout_of(new.spec).sizes
+    sizes = run_model.layout_of(new.spec).sizes if run_model.algorithm_of(new).card.prunes else {}
     said = {group: bits for group, bits in under(shared, masks.PREFIX).items() if sizes.get(group) == len(bits)}
     return replace(found, tensors=download.rounded(found.tensors, new.download) | prefixed(said, masks.PREFIX))
 
