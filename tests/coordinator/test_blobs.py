@@ -162,6 +162,28 @@ def test_a_name_that_is_none_of_ours_is_left_alone(blobs, depot):
     assert blobs.gc({digest}).freed == 0
 
 
+def test_what_somebody_put_who_was_killed_before_its_name_was_flushed_is_flushed(tmp_path, monkeypatch):
+    """It was taken for kept, and lost in a power cut; the new folder that it lies in was flushed by nobody."""
+    flushed, real, kills = [], os.fsync, [True]
+
+    def fsync(handle):
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{handle}")).relative_to(tmp_path))
+        if len(flushed) == 3 and kills.pop():
+            raise OSError(errno.EIO, "killed")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    blobs, digest = FolderBlobs(tmp_path / "blobs"), hashlib.sha256(b"an update").hexdigest()
+    name = Path("blobs", digest[:2], digest[2:])
+    with pytest.raises(StateError, match="killed"):
+        blobs.put(b"an update")
+    assert (flushed[0], flushed[2]) == (Path("blobs"), name.parent)
+    assert (tmp_path / name).exists()
+    flushed[:], kills[:] = [], [False]
+    assert FolderBlobs(tmp_path / "blobs").put(b"an update") == digest
+    assert {name.parent, name, Path("blobs")} == set(flushed)
+
+
 def test_what_is_too_large_is_refused_before_it_is_read(depot, monkeypatch):
     blobs = depot.open()
     digest = blobs.put(b"x" * 100)

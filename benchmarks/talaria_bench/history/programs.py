@@ -145,7 +145,7 @@ def start_second(world: World, wrong: bool) -> None:
         world.stores.append(store)
         return _service(world, machine, replace(config, state=world.folder / "second"), store, blobs)
 
-    world.second = machine
+    world.second, world.disks.of[machine.name] = machine, first.disk
     with time.told_by(world.clocks(first)):
         machine.task = world.behind(_second_life(world, machine, made))
 

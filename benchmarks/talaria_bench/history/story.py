@@ -132,6 +132,10 @@ def _calm(world: World) -> None:
     world.broker.rise()
     for machine in world.machines.values():
         machine.disk.full, machine.disk.fail_in, machine.disk.die_in = False, 0, 0
+    coordinator = world.machines[COORDINATOR]
+    if world.plan.grows and world.gone and coordinator.stop is not None:
+        coordinator.stop()  # its operator says how many will come by now, as it asks for
+        coordinator.back = 1.0
     world.tell("history", "calm")
 
 

@@ -142,8 +142,12 @@ class FolderBlobs:
             with suppress(FileNotFoundError):
                 if target.stat().st_size == len(data) and target.read_bytes() == data:  # else damaged: written anew
                     os.utime(target)
+                    for one in (target, target.parent, self.folder):  # who put it may have been killed before that
+                        durable.flush(one)
                     return
-            target.parent.mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                target.parent.mkdir()
+                durable.flush(self.folder)
             make(target)
             self._sums[digest] = _sum(data)
         except OSError as error:
