@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 from talaria.federated.run import Run
@@ -39,6 +40,18 @@ def test_devices_that_have_no_names_yet_are_counted():
     found = waits(config(devices=300).draw, 1, (), [device(f"d{i}") for i in range(248)], ())
     assert (found.here, found.needed, found.missing) == (248, 300, ())
     assert "248 of 300 devices have come" in found.reason
+
+
+def test_who_left_before_learning_began_has_not_come():
+    """The fleet waited for another device, as it should, and said nothing of that."""
+    devices = [device("anna"), device("bela"), replace(device("carl"), retired=1.0)]
+    found = waits(config(devices=3).draw, 1, (), devices, {"anna", "bela", "carl"})
+    assert (found.here, found.needed, found.missing) == (2, 3, ())
+    assert "2 of 3 devices have come" in found.reason
+    assert "left for good: carl" in found.reason
+    named = waits(config(members=("anna", "bela", "carl")).draw, 1, (), devices, {"anna", "bela", "carl"})
+    assert (named.here, named.needed, named.missing) == (2, 3, ("carl",))
+    assert "left for good: carl" in named.reason
 
 
 def test_who_is_away_is_named_once_the_roster_stands():

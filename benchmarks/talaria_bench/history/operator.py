@@ -35,7 +35,8 @@ async def operate(world: World) -> None:
             case "extend":
                 await _insist(world, Order("extend", rounds=int(fault.strength)))
             case "retire" | "readmit":
-                await _insist(world, Order(fault.kind, fault.target))
+                if await _insist(world, Order(fault.kind, fault.target)):
+                    (world.left.add if fault.kind == "retire" else world.left.discard)(fault.target)
             case "pause":
                 await _insist(world, Order("pause"))
                 await asyncio.sleep(fault.seconds)

@@ -133,7 +133,7 @@ def _calm(world: World) -> None:
     for machine in world.machines.values():
         machine.disk.full, machine.disk.fail_in, machine.disk.die_in = False, 0, 0
     coordinator = world.machines[COORDINATOR]
-    if world.plan.grows and world.gone and coordinator.stop is not None:
+    if world.plan.grows and (world.gone or world.left) and coordinator.stop is not None:
         coordinator.stop()  # its operator says how many will come by now, as it asks for
         coordinator.back = 1.0
     world.tell("history", "calm")

@@ -80,7 +80,7 @@ class World:
         self.trace, self.events = hashlib.sha256(), 0
         self.said: deque[str] = deque(maxlen=keep)
         self.lies: dict[str, str] = {}
-        self.gone: set[str] = set()
+        self.gone, self.left = set[str](), set[str]()
         self.broken: BrokenError | None = None
         self.own: BaseException | None = None
         """What went wrong in this bench itself."""
@@ -116,7 +116,7 @@ class World:
             run=self.run,
             state=self.folder / COORDINATOR / self.state,
             members=() if self.plan.grows else self.plan.devices,
-            devices=len(set(self.plan.first) - self.gone) if self.plan.grows else 0,
+            devices=len(set(self.plan.first) - self.gone - self.left) if self.plan.grows else 0,
             grows=self.plan.grows,
             away_days=self.plan.away_s / DAY_S,
             canary=Canary(share=SHARE, refused=REFUSED, rounds=1) if self.plan.canary else None,

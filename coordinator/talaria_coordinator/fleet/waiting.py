@@ -43,7 +43,8 @@ def waits(
     """What stands in the way of round ``round``; None where nothing is missing."""
     out = {d.device for d in devices if d.quarantine is not None}
     if not roster:
-        come = {d.device for d in devices} - out
+        left = {d.device for d in devices if d.retired is not None} - out
+        come = {d.device for d in devices} - out - left
         missing = tuple(sorted(set(draw.members) - come))
         need = draw.expected
         here = need - len(missing) if draw.members else min(need, len(come))
@@ -52,9 +53,9 @@ def waits(
             reason += f", or with a quorum of those here once nobody new has come for {GATHER_S:.0f} s"
         else:
             reason += "; where fewer will come, set [fleet] devices and start again"
-        shut = sorted(out & set(missing))
-        if shut:
-            reason += f"; in quarantine: {', '.join(shut[:NAMED])}"
+        for what, names in (("in quarantine", out), ("left for good", left)):
+            if absent := sorted(names & set(missing) if draw.members else names):
+                reason += f"; {what}: {', '.join(absent[:NAMED])}"
         return Waiting(here, need, missing, reason) if here < need else None
     asked = cohort.wanted(draw, round, roster, online, out)
     if asked.cohort and asked.online >= asked.quorum:
