@@ -13,7 +13,7 @@ DATABASE = "postgresql+psycopg://talaria@127.0.0.1/talaria"
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
-    for name in ("PGHOST", "PGSSLMODE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+    for name in ("PGHOST", "PGHOSTADDR", "PGSERVICE", "PGSSLMODE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -74,6 +74,8 @@ def test_beyond_this_machine_a_verified_link_is_asked_for(monkeypatch):
         f"{far}?sslmode=require",
         "postgresql:///talaria?host=db.example",
         f"{far}?hostaddr=10.1.2.3",
+        "postgresql:///talaria?host=localhost&host=db.example",  # tried one after another
+        "postgresql:///talaria?service=prod",
     ):
         with pytest.raises(ConfigError, match="sslmode=verify-full"):
             StoreConfig(database=database).require_safe()

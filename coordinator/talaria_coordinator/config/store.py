@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from sqlalchemy import URL, make_url
@@ -60,10 +59,12 @@ class StoreConfig:
         """Raise :class:`ConfigError` where the state would cross a network that others could read or alter."""
         if self.database is not None:
             url = _database(self.database)
-            given = [url.host, *(_text(url.query, name) for name in ("host", "hostaddr"))]
-            hosts = [name for name in given if name] or [os.environ.get("PGHOST") or "/"]
+            given = [url.host, *(name for key in ("host", "hostaddr") for name in _texts(url.query, key))]
+            else_ = (os.environ.get(name) for name in ("PGHOSTADDR", "PGSERVICE", "PGHOST"))
+            # A service's file, which names a host, is not read here: it counts as beyond this machine.
+            hosts = list(filter(None, given)) or filter(None, (*_texts(url.query, "service"), *else_))
             far = next((name for name in hosts if not name.startswith("/") and not loopback(name)), None)
-            mode = _text(url.query, "sslmode") or os.environ.get("PGSSLMODE")
+            mode = next(iter(_texts(url.query, "sslmode")), None) or os.environ.get("PGSSLMODE")
             if far is not None and mode not in VERIFIED:
                 raise ConfigError(
                     f"store: database on {far!r} is beyond this machine; without a verified certificate anybody on "
@@ -142,6 +143,7 @@ def _endpoint(text: str) -> None:
         raise ConfigError(f'store: endpoint={shown(text)} must be a URL like "https://s3.example:9000"')
 
 
-def _text(query: Mapping[str, Any], name: str) -> str | None:
-    value: str | Sequence[str] | None = query.get(name)
-    return value if value is None or isinstance(value, str) else value[0]
+def _texts(query: Mapping[str, str | Sequence[str]], name: str) -> Sequence[str]:
+    """All values of a part of a URL that may stand in it several times."""
+    value = query.get(name, ())
+    return (value,) if isinstance(value, str) else value
