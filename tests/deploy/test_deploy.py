@@ -59,6 +59,19 @@ def test_board_and_alerts_ask_for_figures_that_there_are(tmp_path: Path) -> None
     assert asked <= known, asked - known
 
 
+def test_a_round_that_is_never_committed_is_noticed_in_a_new_fleet_too(tmp_path: Path) -> None:
+    """When a round was last committed is not told before the first was, and no alert came."""
+    with Store(tmp_path / "coordinator.db") as store:
+        store.fleets.enter("watch", '{"rounds": 3}', "a" * 64, "b" * 64)
+        store.attempts.open("watch", 1, ["anna"], "a" * 64)
+    views = Views(tmp_path / "coordinator.db")
+    told = set(FIGURE.findall(metrics.Metrics("watch", views, tmp_path).text().decode()))
+    views.close()
+    (text,) = (text for text in expressions() if "talaria_round_state" in text)
+    for part in text.split(" and on(fleet) "):
+        assert told & set(FIGURE.findall(part)), part
+
+
 def test_board_and_alerts_are_queries_that_prometheus_takes() -> None:
     for text in expressions():
         promql_parser.parse(text)

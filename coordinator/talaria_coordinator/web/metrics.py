@@ -148,6 +148,8 @@ class Metrics:
                 self._ingest.labels(fleet).set(len(self._workers))
             case "waiting":
                 self._missing.labels(fleet).set(event["needed"] - event["here"])
+            case "pause" | "abort" | "budget-spent":  # nobody is waited for then
+                self._missing.labels(fleet).set(0)
             case "round-opened":
                 self._missing.labels(fleet).set(0)
                 self._opened = {event["attempt"]: event["at"]}
