@@ -156,6 +156,7 @@ def test_bytes_of_a_version_are_of_the_updates_in_it_whenever_they_were_made(sto
         view = views.attempt("watch", attempt).summary
         assert (view.bytes_up, view.bytes_dense, view.accuracy.count) == (100 * counted, 400 * counted, counted)
         assert told[attempt] == 100 * counted
+        assert len(views.overlap("watch", attempt).devices) == counted, "the masks are of those too"
 
 
 def test_rounds_come_newest_first_with_accuracy_overlap_and_bytes(client):
@@ -190,6 +191,16 @@ def test_a_round_lists_its_updates_and_masks_pair_by_pair(client):
     assert overlap["devices"] == ["anna", "bela", "carl"]
     assert overlap["matrix"][0] == [1.0, pytest.approx(1 / 3, abs=1e-4), 1.0]
     assert got(client, "/api/v1/fleets/watch/attempts/3/overlap")["matrix"] == []
+
+
+def test_masked_devices_are_found_behind_those_that_keep_the_whole_model(store, views):
+    """A page that shows the first sixteen said that all devices keep the whole model where those did."""
+    number, plain = 3, update_summary.findings_of(Update({"w": np.zeros(4)}, 5.0, "a"), 400)
+    for device in ("a0", "a1"):
+        store.updates.keep("watch", number, device, digest=B, size=100, base_version=1, found=plain)
+    for device in KEPT:
+        store.updates.keep("watch", number, device, digest=B, size=100, base_version=1, found=found(device, 0.5))
+    assert views.overlap("watch", number, limit=2).devices == list(KEPT)[:2]
 
 
 def test_devices_quarantine_and_events(client):
@@ -305,7 +316,9 @@ def test_a_foreign_page_or_name_cannot_use_this_machines_browser(views):
         assert client.post("/api/v1/fleets/watch/abort", headers={"Origin": "https://evil.example"}).status_code == 403
         assert client.get("/api/v1/fleets", headers={"Origin": "null"}).status_code == 403
         assert client.get("/api/v1/fleets", headers={"Host": "evil.example:8420"}).status_code == 403
-        for host in ("localhost:8420", "127.0.0.1:8420", "[::1]:8420", "[::1]", "localhost"):
+        for host in ("", "[", ":8420", "127.0.0.1.evil.example", "localhost.evil.example:8420"):
+            assert client.get("/api/v1/fleets", headers={"Host": host}).status_code in (400, 403)
+        for host in ("localhost:8420", "127.0.0.1:8420", "127.0.0.2:8420", "[::1]:8420", "[::1]", "localhost"):
             assert client.get("/api/v1/fleets", headers={"Host": host}).status_code == 200
         same = {"Host": "127.0.0.1:8420", "Origin": "http://127.0.0.1:8420"}
         assert client.get("/api/v1/fleets", headers=same).status_code == 200
@@ -515,8 +528,11 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
         metrics.tell({"event": event, "at": 1.0})
     for event, worker in (("connected", 0), ("connected", 1), ("lost", 0), ("connected", 2), ("disconnected", 2)):
         metrics.tell({"event": f"ingest-{event}", "worker": worker, "at": 1.0})
-    metrics.tell({"event": "waiting", "here": 1, "needed": 3, "at": 9.0})
-    assert figures(metrics)["talaria_devices_missing", ()] == 2
+    for over in ("pause", "abort", "budget-spent", "round-opened"):  # of which the first three raised an alert for good
+        metrics.tell({"event": "waiting", "here": 1, "needed": 3, "at": 9.0})
+        assert figures(metrics)["talaria_devices_missing", ()] == 2
+        metrics.tell({"event": over, "attempt": 4, "at": 10.0})
+        assert figures(metrics)["talaria_devices_missing", ()] == 0
     metrics.tell({"event": "round-opened", "attempt": 4, "at": 10.0})
     metrics.observe(a.RoundClosed(4, (a.Counted("anna", 4, 1, b""),), ("bela",)))
     metrics.tell({"event": "round-closed", "attempt": 4, "at": 13.0})

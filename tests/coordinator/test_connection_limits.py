@@ -11,8 +11,8 @@ import pytest
 from talaria_coordinator.cli.template import found
 from talaria_coordinator.config.api import ApiConfig
 from talaria_coordinator.storage.store import Store
-from talaria_coordinator.web.api import make_api
-from talaria_coordinator.web.connection_limits import PLACES, Places
+from talaria_coordinator.web.api import ANSWER_S, make_api
+from talaria_coordinator.web.connection_limits import BUSY_S, PLACES, Places
 from talaria_coordinator.web.queries import Views
 from talaria_coordinator.web.server import listening, serving, url_of
 
@@ -64,6 +64,16 @@ def test_nor_those_that_never_begin_tls(views, tmp_path):
         silent(stack, address, 4 * PLACES)
         trust = ssl.create_default_context(cafile=ca)
         assert httpx.get(url + "/healthz", timeout=20, verify=trust).status_code == 200
+
+
+def test_an_order_that_takes_too_long_is_answered_before_its_connection_is_put_out(views, monkeypatch, tmp_path):
+    """Both had sixty seconds, and the second came first: who asked was told nothing."""
+    with Store(tmp_path / "coordinator.db") as store:
+        store.fleets.enter("watch", '{"rounds": 3}', "a" * 64, "b" * 64)
+    monkeypatch.setattr("talaria_coordinator.web.api.ANSWER_S", ANSWER_S / 60)
+    app = make_api(views, give={"watch": lambda order: None})
+    with open_door(app, Places(busy_s=BUSY_S / 60)) as (url, _):
+        assert httpx.post(f"{url}/api/v1/fleets/watch/pause", timeout=20).status_code == 503
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from javascript import Chromium, shown, when
 
+from talaria.errors import ConfigError
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria_coordinator.cli.status import read_status, render
@@ -155,6 +156,67 @@ def test_the_token_opens_the_door_in_a_browser_that_stores_nothing(odd, chromium
         enter("x" * 32)
         page(THERE)
     assert page("document.getElementById('door').hidden")
+
+
+HELD = """
+const real = window.fetch;
+Object.assign(window, { asked: [], held: "nothing", confirm: () => true });
+window.fetch = (path, options) => {
+  window.asked.push(`${options.method || "GET"} ${path}`);
+  const late = path.includes(window.held) ? 1500 : 0;
+  return real(path, options).then((answer) => new Promise((done) => setTimeout(() => done(answer), late)));
+};
+"""
+
+
+def test_what_comes_late_of_one_fleet_is_not_shown_as_anothers_and_orders_go_to_the_one_that_is_shown(
+    tmp_path, chromium
+):
+    with Store(tmp_path / "coordinator.db") as store:
+        for fleet, device in (("alpha", "anna"), ("beta", "bela")):
+            store.fleets.enter(fleet, '{"rounds": 3, "algorithm": "fedavg"}', "a" * 64, "b" * 64)
+            store.devices.see(fleet, Sight(device, 1, {}))
+        known = store.fleets.get("beta")
+        made, late = (store.attempts.open("beta", 1, ["bela"], "a" * 64).attempt for _ in range(2))
+        found = json.dumps({"metrics": {}, "weight": 1.0, "dense": 4})
+        store.updates.keep("beta", made, "bela", digest="c" * 64, size=4, base_version=0, found=found)
+        facts = {"epoch": known.epoch, "model_digest": "c" * 64, "server": "b" * 64, "last": False}
+        store.attempts.commit("beta", late, counted=[(made, "bela")], **facts)  # as an asynchronous run does
+
+    def give(order):
+        order.answer.set_exception(ConfigError("it does not fit"))
+
+    views, config = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)
+    with listening(config) as sock, serving(make_api(views, give={"alpha": give}), config, sock):
+        _, page = shown(chromium, url_of(config, sock), HELD)
+
+        def choose(fleet, held):
+            page(f"window.held = '/fleets/{held}/'; window.asked = []")
+            if held == "alpha":  # so that it asks of this one when the other is chosen
+                page(when("window.asked.some((one) => one.includes(window.held))"))
+            page(f"document.getElementById('fleet').value = '{fleet}'")
+            page("document.getElementById('fleet').dispatchEvent(new Event('change'))")
+
+        page(THERE)
+        choose("beta", held="alpha")
+        page(when("document.title.startsWith('beta')"))
+        seen = page("new Promise((done) => setTimeout(() => done([document.title, document.body.innerText]), 1700))")
+        assert seen[0].startswith("beta")
+        assert "bela" in seen[1]
+        assert "anna" not in seen[1]
+        assert "devices behind them" not in seen[1], "there is no gateway"
+        choose("alpha", held="nobody")
+        page(when("document.title.startsWith('alpha')"))
+        choose("beta", held="beta")
+        page("document.querySelector('#devices button').click()")
+        assert page(when("window.asked.find((one) => one.startsWith('POST'))")).endswith("alpha/devices/anna/retire")
+        why = "document.getElementById('trouble').textContent"
+        assert page(when(why)) == "it does not fit"
+        page(when("document.title.startsWith('beta')"))
+        page("window.asked = []")
+        page(when("window.asked.filter((one) => one.includes('/events')).length > 1"))
+        assert page(why) == "it does not fit", "it stays after the page has asked again"
+    views.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from talaria.errors import ConfigError, StateError
+from talaria.wire.broker_url import loopback
 from talaria.wire.topics import DEVICE_NAME, FLEET_NAME
 from talaria_coordinator.fleet.operator_commands import Order, Verb
 from talaria_coordinator.web.queries import Views
@@ -32,10 +33,10 @@ from talaria_coordinator.web.schemas import (
     UpdateView,
 )
 
-ANSWER_S = 60.0
+ANSWER_S = 50.0
+"""Seconds that an order may take: fewer than a connection has for an answer, so that this one comes too."""
 LARGEST_BODY = 4096
 OPEN_PATHS = {"/", "/healthz", "/dashboard/app.js", "/dashboard/style.css"}
-LOCAL_NAMES = {"localhost", "127.0.0.1", "[::1]"}
 PAGES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/dashboard/app.js": ("app.js", "text/javascript; charset=utf-8"),
@@ -301,7 +302,8 @@ class Guard:
     def _refusal(self, scope: Scope, headers: Mapping[bytes, bytes]) -> ASGIApp | None:
         host = headers.get(b"host", b"").decode("latin-1")
         origin = headers.get(b"origin")
-        if self._wanted is None and self._local and host.rsplit(":", 1)[0] not in LOCAL_NAMES and host != "[::1]":
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if self._wanted is None and self._local and not loopback(name.strip("[]")):
             return _no(403, "the request names another host than this machine; use http://127.0.0.1")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
             return _no(403, "the request comes from another web page; open the dashboard itself")

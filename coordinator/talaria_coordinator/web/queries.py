@@ -7,8 +7,9 @@ wait; summaries of closed rounds never change and are computed once.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -128,11 +129,13 @@ class Views:
             return AttemptDetail(self._summary(tx, row), _updates(tx, fleet, number, after, limit))
 
     def overlap(self, fleet: str, number: int, limit: int = 24) -> OverlapView:
-        """How far the masks of a round's first ``limit`` devices agree, pair by pair; empty where none is masked."""
+        """How far the masks of a round's first ``limit`` masked devices agree, pair by pair; empty where none is
+        masked."""
         with self._reading() as tx:
-            rows = tx.execute(_found(fleet, number, ("counted", "stored"), "", limit)).all()
-        named = [(row.device, update_summary.read(row.found)) for row in rows if row.found]
-        masked = [(device, found) for device, found in named if found.bits]
+            row = tx.execute(select(ATTEMPTS).where(of_attempt(ATTEMPTS, fleet, number))).one_or_none()
+            entries = () if row is None else _entries(tx, row)
+            named = ((entry.device, update_summary.read(entry.found)) for entry in entries if entry.found)
+            masked = list(islice(((device, found) for device, found in named if found.bits), limit))
         matrix = [[round(update_summary.overlap(a, b), 4) for _, b in masked] for _, a in masked]
         return OverlapView(number, [device for device, _ in masked], matrix)
 
@@ -180,8 +183,9 @@ class Views:
 
     def _summary(self, tx: Connection, row: Row[Any]) -> AttemptView:
         key = (row.fleet, row.attempt)
-        if key in self._closed:
-            return self._closed[key]
+        view = self._closed.get(key)
+        if view is not None:
+            return view
         view = _attempt(tx, row)
         if row.closed is not None:
             if len(self._closed) >= REMEMBERED:
@@ -261,21 +265,20 @@ def spent_view(spent: Spent | None) -> SpentView | None:
 
 
 def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
-    came = tx.execute(_found(row.fleet, row.attempt, ("stored", "counted"), "", None)).all()
-    entries = came if row.counted is None else _counted(tx, row, came)
-    rejected = tx.execute(
-        select(func.count()).where(of_attempt(UPDATES, row.fleet, row.attempt) & (UPDATES.c.status == "rejected"))
-    ).scalar_one()
+    entries = list(_entries(tx, row))
+    mine = of_attempt(UPDATES, row.fleet, row.attempt)
+    told = tx.execute(select(UPDATES.c.status, func.count().label("came")).where(mine).group_by(UPDATES.c.status))
+    came = {one.status: one.came for one in told}
     found = [update_summary.read(entry.found) for entry in entries if entry.found]
     return AttemptView(
         attempt=row.attempt,
         round=row.round,
         state="open" if row.closed is None else ("failed" if row.failure else "closed"),
         cohort=len(json.loads(row.cohort)),
-        stored=len(came),
+        stored=came.get("stored", 0) + came.get("counted", 0),
         counted=None if row.counted is None else len(json.loads(row.counted)),
         clients=sum(one.clients for one in found),
-        rejected=rejected,
+        rejected=came.get("rejected", 0),
         opened=row.opened,
         closed=row.closed,
         failure=row.failure,
@@ -291,15 +294,14 @@ def _attempt(tx: Connection, row: Row[Any]) -> AttemptView:
     )
 
 
-def _counted(tx: Connection, row: Row[Any], came: Sequence[Row[Any]]) -> list[Row[Any]]:
-    """The updates that count in a committed attempt: some that ``came`` for it, and asynchronously for earlier ones."""
-    pairs = {(number, device) for number, device in json.loads(row.counted)}
-
-    def of(number: int) -> Iterable[Row[Any]]:
-        return came if number == row.attempt else tx.execute(_found(row.fleet, number, ("counted",), "", None))
-
-    every = (entry for number in sorted({number for number, _ in pairs}) for entry in of(number))
-    return [entry for entry in every if (entry.attempt, entry.device) in pairs]
+def _entries(tx: Connection, row: Row[Any]) -> Iterator[Row[Any]]:
+    """The updates that came for an attempt; of a committed one those that count in it, which asynchronously may have
+    come for earlier ones."""
+    pairs = None if row.counted is None else {(number, device) for number, device in json.loads(row.counted)}
+    for number in [row.attempt] if pairs is None else sorted({number for number, _ in pairs}):
+        for entry in tx.execute(_found(row.fleet, number, ("stored", "counted"), "", None)):
+            if pairs is None or (entry.attempt, entry.device) in pairs:
+                yield entry
 
 
 def _overlap(found: Sequence[Findings]) -> float | None:

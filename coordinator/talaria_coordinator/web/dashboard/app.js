@@ -8,7 +8,10 @@ const $ = (id) => document.getElementById(id);
 const MOST = 200; // devices that are listed, by name
 const store = (() => { try { return window.sessionStorage; } catch { return null; } })();
 let token = (store && store.getItem("token")) || "";
-let fleet = "";
+let fleet = ""; // that is chosen
+let drawn = ""; // that is on the page: orders are given to it
+let refused = ""; // why the last order was
+let asked = 0; // how often the page asked: what comes for an earlier time is let go
 let timer = 0;
 
 class NeedsToken extends Error {}
@@ -193,6 +196,7 @@ function show(about, rounds, devices, shut, events, overlap) {
   const open = rounds.find((r) => r.state === "open");
   const closed = rounds.find((r) => r.state === "closed");
   const oldest = [...rounds].reverse().filter((r) => r.state !== "failed");
+  drawn = about.name;
   $("status").textContent = about.status;
   $("status").className = `badge ${about.status}`;
   $("about").textContent = `${about.algorithm} · ${about.model} · epoch ${about.epoch}`;
@@ -251,7 +255,7 @@ function show(about, rounds, devices, shut, events, overlap) {
     ["attempt", (r) => String(r.attempt), "n"], ["round", (r) => String(r.round), "n"],
     ["state", (r) => make("span", { class: { closed: "up", failed: "no" }[r.state] || "" }, r.state)],
     ["asked", (r) => String(r.cohort), "n"], ["counted", (r) => (r.counted === null ? `(${r.stored})` : String(r.counted)), "n"],
-    ...(rounds.some((r) => r.clients > r.stored) ? [["devices behind them", (r) => String(r.clients), "n"]] : []),
+    ...(rounds.some((r) => r.clients > (r.counted ?? r.stored)) ? [["devices behind them", (r) => String(r.clients), "n"]] : []),
     ["rejected", (r) => String(r.rejected), "n"], ["took", took, "n"], ["bytes up", (r) => bytes(r.bytes_up), "n"],
     ["of dense", (r) => (r.bytes_dense ? percent(r.bytes_up / r.bytes_dense) : "–"), "n"],
     ["bytes down", (r) => (r.bytes_down === null ? "–" : bytes(r.bytes_down)), "n"],
@@ -313,20 +317,21 @@ function trouble(text) {
 }
 
 async function order(path) {
+  refused = "";
   try {
-    await ask(`/api/v1/fleets/${fleet}/${path}`, { method: "POST" });
-    trouble("");
+    await ask(`/api/v1/fleets/${drawn}/${path}`, { method: "POST" });
   } catch (error) {
-    trouble(error.message);
-    return;
+    refused = error.message;
   }
   await refresh();
 }
 
 async function refresh() {
   clearTimeout(timer);
+  const mine = (asked += 1);
   try {
     const fleets = await ask("/api/v1/fleets");
+    if (mine !== asked) return;
     const names = fleets.map((f) => f.name);
     if (!names.includes(fleet)) fleet = names[0] || "";
     if ([...$("fleet").options].map((o) => o.value).join() !== names.join()) {
@@ -340,11 +345,13 @@ async function refresh() {
       ]);
       const closed = rounds.find((r) => r.state === "closed");
       const overlap = closed ? await ask(`${at}/attempts/${closed.attempt}/overlap?limit=16`) : null;
+      if (mine !== asked) return;
       show(fleets.find((f) => f.name === fleet), rounds, devices, shut, events, overlap);
     }
     $("door").hidden = true;
-    trouble("");
+    trouble(refused);
   } catch (error) {
+    if (mine !== asked) return;
     if (error instanceof NeedsToken) {
       $("door").hidden = false;
       $("main").hidden = true;
@@ -356,7 +363,7 @@ async function refresh() {
   timer = setTimeout(refresh, EVERY_MS);
 }
 
-$("fleet").addEventListener("change", () => { fleet = $("fleet").value; refresh(); });
+$("fleet").addEventListener("change", () => { fleet = $("fleet").value; refused = ""; refresh(); });
 $("pause").addEventListener("click", () => order("pause"));
 $("resume").addEventListener("click", () => order("resume"));
 $("extend").addEventListener("click", () => {
