@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from talaria.federated.run import Run
+from talaria.identity import badges
 from talaria.model.spec import ModelSpec
 from talaria.wire.validity import DAY
 from talaria_coordinator.cli.fleet import app
@@ -100,6 +101,25 @@ def test_a_broker_whose_certificate_has_ended_is_told_with_the_mend(keys, capsys
     assert days_left(keys) == pytest.approx(-1 / 48, abs=0.1)
     membership.renew(keys, Membership.load(keys))
     assert looked(keys, capsys)[0]["warnings"] == []
+
+
+def test_ingest_workers_are_told_and_renewed_as_the_coordinator_is(keys, capsys, monkeypatch):
+    """Where ca.key is kept elsewhere nobody was told, and what says so did not renew them."""
+    with monkeypatch.context() as old:
+        old.setattr(Authority.sign, "__kwdefaults__", Authority.sign.__kwdefaults__ | {"days": 20})
+        membership.staff(keys, 3)
+    shown, text = looked(keys, capsys)
+    assert len(shown["warnings"]) == 3
+    assert "ingest-2.crt ends on" in text
+    assert days_left(keys) == pytest.approx(20, abs=0.1)
+    key = (keys / "ingest-2.key").read_bytes()
+    assert CliRunner().invoke(app, ["rotate", str(keys)]).exit_code == 0
+    assert (keys / "ingest-2.key").read_bytes() != key
+    assert looked(keys, capsys)[0]["warnings"] == []
+    badges.read(keys / "coordinator.crt", keys / "ca.crt", "watch", membership.COORDINATOR)
+    membership.staff(keys, 1)
+    assert membership.workers_in(keys) == [0]
+    assert "_ingest-1" not in (keys / "broker" / "acl").read_text()
 
 
 def test_a_damaged_list_of_members_hides_nothing_else(keys, capsys):

@@ -137,7 +137,8 @@ def revoke(folder: Folder, device: Device, as_json: AsJson = False) -> None:
 
 @app.command()
 def rotate(folder: Folder, as_json: AsJson = False) -> None:
-    """Give the broker and the coordinator new TLS keys and certificates, for 397 days from today.
+    """Give the broker and the coordinator, with its ingest workers, new TLS keys and certificates, for 397 days from
+    today.
 
     Devices notice nothing. Restart the coordinator to use them. A device gets new keys by a new enrolment.
     """

@@ -1,4 +1,5 @@
-"""When the certificates of a fleet end: the authority's, the broker's, the coordinator's and each member's."""
+"""When the certificates of a fleet end: the authority's, the broker's, the coordinator's with its ingest workers', and
+each member's."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from talaria.wire.validity import DAY, Validity, validity_of, warnings
 from talaria_coordinator.identity.ca import LEAF_DAYS
-from talaria_coordinator.identity.membership import Membership
+from talaria_coordinator.identity.membership import Membership, workers_in
 
 OWN = ("ca.crt", "coordinator.crt", "broker/server.crt")
 
@@ -22,7 +23,8 @@ class Ending:
     @classmethod
     def of(cls, folder: Path, roll: Membership) -> Ending:
         """As the files and the list of members have it."""
-        own = tuple(found for name in OWN for found in validity_of(folder / name))
+        names = (*OWN, *(f"ingest-{number}.crt" for number in workers_in(folder)))
+        own = tuple(found for name in names for found in validity_of(folder / name))
         members = tuple(
             Validity(f"the certificate of {name!r}", member.since, member.since + LEAF_DAYS * DAY)
             for name, member in sorted(roll.members.items())

@@ -124,17 +124,24 @@ def create(folder: Path, fleet: str, broker: str, hosts: Sequence[str]) -> None:
 
 
 def renew(folder: Path, roll: Membership) -> None:
-    """New keys and certificates for the links of the broker and the coordinator; devices notice nothing."""
+    """New keys and certificates for the links of the broker, the coordinator and its ingest workers; devices notice
+    nothing."""
     signed_by = Authority.load(folder)
     for path, name, hosts in (
         (folder / "broker" / "server", "broker", roll.hosts),
         (folder / "coordinator", COORDINATOR, ()),
+        *((folder / f"ingest-{number}", WORKER.format(number), ()) for number in workers_in(folder)),
     ):
         key = ca.new_key()
-        badge = None if hosts else (roll.fleet, load_signer(folder).public)
+        badge = (roll.fleet, load_signer(folder).public) if name == COORDINATOR else None
         certificate = signed_by.sign(key.public_key(), name, server=bool(hosts), hosts=hosts, badge=badge)
         credentials.write_pair(path, credentials.pem(key), ca.to_pem(certificate))
     credentials.write(folder / "broker" / "ca.crt", ca.to_pem(signed_by.certificate))
+
+
+def workers_in(folder: Path) -> list[int]:
+    """The ingest workers that have certificates, by number."""
+    return [number for number in range(MOST) if (folder / f"ingest-{number}.crt").exists()]
 
 
 def staff(folder: Path, workers: int) -> None:
@@ -155,6 +162,9 @@ def staff(folder: Path, workers: int) -> None:
             key = ca.new_key()
             certificate = signed_by.sign(key.public_key(), WORKER.format(number))
             credentials.write_pair(path, credentials.pem(key), ca.to_pem(certificate))
+        for number in workers_in(folder)[workers:]:  # of a start with more of them
+            for end in ("crt", "key"):
+                (folder / f"ingest-{number}.{end}").unlink(missing_ok=True)
         _tell_broker(folder, Membership.load(folder), signed_by, _barred(folder))
 
 
@@ -220,7 +230,7 @@ def _tell_broker(folder: Path, roll: Membership, signed_by: Authority | None, ke
     if signed_by is not None:
         taken = [*roll.taken, *(roll.members[name].serial for name in sorted(barred))]
         credentials.write(folder / "broker" / "revoked.pem", signed_by.revoked(taken))
-    workers = [WORKER.format(number) for number in range(MOST) if (folder / f"ingest-{number}.crt").exists()]
+    workers = [WORKER.format(number) for number in workers_in(folder)]
     text = mosquitto.acl(roll.fleet, COORDINATOR, out, workers)
     credentials.write(folder / "broker" / "acl", text.encode(), private=True)
 
