@@ -1,5 +1,6 @@
 """Joining a fleet by a one-time code: what is let in, what is refused, and what stays secret."""
 
+import asyncio
 import base64
 import datetime as dt
 import json
@@ -8,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,13 +29,14 @@ from talaria.protocol.coordinator.machine import Rules
 from talaria.wire.broker_url import loopback
 from talaria.wire.chunks import CHUNK
 from talaria.wire.signing import Signer
-from talaria_coordinator.broker import mosquitto
+from talaria_coordinator.broker import Broker, mosquitto
 from talaria_coordinator.cli.template import found
 from talaria_coordinator.config.fleet import load_config
 from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.fleet.allowlist import REVOKED, Members
 from talaria_coordinator.identity import membership
 from talaria_coordinator.identity.ca import Authority, load_certificate, new_key, requested_key
+from talaria_coordinator.identity.eviction import Barring
 from talaria_coordinator.identity.membership import Membership
 from talaria_edge.identity.enroll import ask, finish
 
@@ -395,6 +398,18 @@ def test_a_damaged_list_of_the_kept_out_is_told_with_the_mend_that_works(fleet, 
         membership.enroll(fleet, "anna")
     (fleet / membership.BARRED).unlink()
     membership.enroll(fleet, "anna")
+
+
+def test_lists_that_changed_are_told_once_the_rest_is_done_too(fleet, tmp_path, monkeypatch):
+    """Where the link of who is shut out could not be cut, as with a full disk, the operator was never told."""
+    config = replace(load_config(fleet / "fleet.toml"), broker="mqtts://127.0.0.1:1")
+    barring = Barring(config, Broker(config.broker, "url"))
+    with monkeypatch.context() as full:
+        full.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        with pytest.raises(OSError, match="gone"):
+            asyncio.run(barring({"anna"}, ()))
+    assert "copy" in asyncio.run(barring({"anna"}, ()))
+    assert asyncio.run(barring({"anna"}, ())) == ""
 
 
 def test_each_ingest_worker_has_keys_of_its_own(fleet):

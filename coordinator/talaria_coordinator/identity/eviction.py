@@ -52,6 +52,8 @@ class Barring:
         self._folder, self._broker = config.identity, broker
         self._own = broker.kind == "mosquitto"
         self._out: frozenset[str] = frozenset()
+        self._untold = False
+        """Whether lists were changed that a broker of the operator's own does not have yet."""
 
     async def __call__(self, out: Collection[str], renewed: Collection[str]) -> str:
         """Write the broker's lists, have it read them, and cut the links of those that are newly ``out`` or
@@ -59,13 +61,13 @@ class Barring:
         if self._folder is None:
             return ""
         new = frozenset(out) - self._out
-        changed = await asyncio.to_thread(membership.bar, self._folder, frozenset(out))
+        self._untold |= await asyncio.to_thread(membership.bar, self._folder, frozenset(out)) or bool(renewed)
         await asyncio.to_thread(self._broker.reload)
         if (self._folder / "ca.key").exists():
             for device in sorted(new | set(renewed)):
                 await self._cut(device)
-        self._out = frozenset(out)
-        if self._own or not (changed or renewed):
+        self._out, untold, self._untold = frozenset(out), self._untold, False
+        if self._own or not untold:
             return ""
         return f"copy {self._folder / 'broker'} to the broker and make it read its lists again (kill -HUP)"
 
