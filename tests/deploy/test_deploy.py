@@ -100,6 +100,17 @@ def test_hadolint_has_nothing_to_say_of_the_image(tmp_path: Path) -> None:
         assert linted(text.replace(right, wrong), tmp_path), f"{wrong} is noticed"
 
 
+def test_an_image_has_what_it_is_made_of_and_no_keys() -> None:
+    """`COPY .` took deploy/fleet, with ca.key and the token, into a layer that a later `rm` leaves as it is."""
+    root = DEPLOY.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    wanted = {"pyproject.toml", "constraints.txt", project["project"]["readme"], *project["project"]["license-files"]}
+    wanted |= set(project["tool"]["setuptools"]["packages"]["find"]["where"])
+    lines = [line for line in (root / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert lines == ["*", *(f"!{name}" for name in sorted(wanted)), "**/__pycache__"]
+    assert "/deploy/fleet/\n" in (root / ".gitignore").read_text()
+
+
 def linted(text: str, folder: Path) -> list[str]:
     """What hadolint, of this environment, has to say about a Containerfile."""
     (folder / "Containerfile").write_text(text)
