@@ -107,6 +107,22 @@ def test_an_order_that_its_operator_gives_up_is_never_carried_out(tmp_path, monk
     assert list((tmp_path / "orders").iterdir()) == []
 
 
+@pytest.mark.parametrize("took", [False, True])
+def test_who_waits_too_long_for_an_answer_is_told_whether_the_order_was_taken(tmp_path, took):
+    """Told that it was not, an operator gave it again, and the run was extended twice."""
+    taken = []
+
+    def looked():
+        taken.extend(order_box.take(tmp_path) if took else ())
+        return False
+
+    said = "took the order and did not answer" if took else "did not take the order .* try again"
+    with pytest.raises(StateError, match=said):
+        order_box.put(tmp_path, Order("extend", rounds=5), looked, wait_s=0.2)
+    assert [one.rounds for one in taken] == [5] * took
+    assert list(order_box.take(tmp_path)) == []
+
+
 @pytest.mark.usefixtures("order")
 @pytest.mark.parametrize("took", [False, True])
 def test_a_coordinator_that_ends_over_an_order_is_not_waited_for(tmp_path, took):

@@ -49,6 +49,11 @@ def put(state: Path, order: Order, ended: Callable[[], bool], wait_s: float = WA
                         "`report` say whether it did"
                     )
                 if time.monotonic() >= end:
+                    if not asked.exists():  # given again, it might be carried out twice
+                        raise StateError(
+                            f"fleet: the coordinator took the order and did not answer within {wait_s:g} s; it may yet "
+                            "carry it out: look at its log and at `talaria coordinator status` before you try again"
+                        )
                     raise StateError(
                         f"fleet: the coordinator did not take the order within {wait_s:g} s; look at its log, and try "
                         "again"
