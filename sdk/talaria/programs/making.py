@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch.nn import Module, MultiheadAttention
+from torch.nn import Module, MultiheadAttention, RNNBase
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.inputs import Parts
@@ -29,6 +29,7 @@ from talaria.tensors import Tensors
 from talaria.training import loop
 from talaria.training.frozen_features import halve
 from talaria.training.interface import Task
+from talaria.training.layer_draws import draws
 from talaria.types import Recipe
 
 _FED = "fed"
@@ -76,12 +77,12 @@ class Maker:
 
     @cached_property
     def falls(self) -> dict[str, float]:
-        every = dict(self._module.named_modules())
-        found: dict[str, Any] = {}
-        for name, layer in every.items():
-            found[name] = getattr(layer, "dropout" if isinstance(layer, MultiheadAttention) else "p", None)
-            found |= dict.fromkeys(recurrent.places(layer, name), getattr(layer, "dropout", None))
-        return {name: float(p) for name, p in found.items() if isinstance(p, int | float)}
+        found: dict[str, float] = {}
+        for name, layer in self._module.named_modules():
+            share: Any = getattr(layer, "dropout" if isinstance(layer, MultiheadAttention | RNNBase) else "p", None)
+            if isinstance(share, int | float):  # of other layers p may be anything, as the power of a mean
+                found |= dict.fromkeys([name] if draws(layer) else recurrent.places(layer, name), float(share))
+        return found
 
     @property
     def parts(self) -> Parts:

@@ -31,7 +31,7 @@ class LayerDraws:
 
     def __init__(self, task: Task, purpose: str) -> None:
         named = list(task.model.named_modules())
-        self._places = {name: [name] if _draws(layer) else recurrent.places(layer, name) for name, layer in named}
+        self._places = {name: [name] if draws(layer) else recurrent.places(layer, name) for name, layer in named}
         self._layers = {name: layer for name, layer in named if self._places[name]}
         self._model, self._walks = task.model, any(isinstance(one, RNNBase) for one in self._layers.values())
         self._streams = {at: layer_draws(task, purpose, at) for name in self._layers for at in self._places[name]}
@@ -63,7 +63,8 @@ class LayerDraws:
         ALONE.release()
 
 
-def _draws(layer: Module) -> bool:
+def draws(layer: Module) -> bool:
+    """Whether a layer lets values fall away; recurrent ones do at places of their own."""
     if isinstance(layer, MultiheadAttention):
         return layer.dropout > 0 and attention.prunable(layer)
     return isinstance(layer, (Dropout, *_OF_CHANNELS)) or type(layer).__name__ == "StochasticDepth"

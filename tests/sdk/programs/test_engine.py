@@ -420,3 +420,50 @@ def test_a_network_is_not_cut_where_a_sequence_passes(keep):
     assert engine.source.lower(engine.source.parameters) is None
     found = engine.train_upper(task, state, only=engine.source.parameters)
     assert_near(task, found, loop.train(task, state), steps=8)
+
+
+class LeftPadded(nn.Module):
+    """Looks back over tokens that are padded on the left: the first ones see none at all."""
+
+    def __init__(self, dropout, kind):
+        super().__init__()
+        self.words, self.kind = nn.Embedding(20, 8), kind
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        y, later = self.words(x.long()), torch.ones(6, 6).triu(1).bool()
+        if self.kind == "function":
+            seen = (x != 0)[:, None].expand(-1, 6, -1)
+            return self.head((y + nn.functional.scaled_dot_product_attention(y, y, y, seen)).mean(1))
+        return self.head(self.layer(y, src_mask=later, src_key_padding_mask=x == 0)[:, -1])
+
+
+@pytest.mark.parametrize(("dropout", "kind"), [(0.0, "layer"), (0.1, "layer"), (0.0, "function")])
+def test_a_query_that_sees_no_key_spoils_nothing(dropout, kind):
+    spec = zoo.keep(LeftPadded(dropout, kind), (6,), 3, "head")
+    task, rng = task_of(spec), np.random.default_rng(0)
+    x = rng.integers(1, 20, (40, 6)).astype(np.float32)
+    x[:20, :2] = 0  # of half of the samples
+    x[3] *= kind == "layer"  # else nothing in it is seen
+    task = task.but(train=Samples(x, task.train.y))
+    state = state_of(task.model)
+    wanted = loop.train(task, state)
+    assert all(np.isfinite(value).all() for value in wanted.values())
+    assert_near(task, ProgramEngine(spec).train(task, state), wanted, steps=3)
+
+
+class PowerMean(nn.Module):
+    """A mean of powers, of which ``p`` is no share that falls away."""
+
+    def __init__(self):
+        super().__init__()
+        self.p = 3
+
+    def forward(self, x):
+        return x.clamp(min=1e-6).pow(self.p).mean(2).pow(1 / self.p)
+
+
+def test_a_share_falls_away_in_layers_that_draw_alone():
+    net = nn.Sequential(nn.Conv1d(3, 8, 3), PowerMean(), nn.Dropout(0.25), nn.Linear(8, 3))
+    assert ProgramEngine(zoo.keep(net, (3, 9), 3)).source.falls == {"2": 0.25}

@@ -18,6 +18,7 @@ from talaria.programs.layers.base import Map, Pullback, Step, refused
 from talaria.programs.layers.matrices import Matrices
 from talaria.programs.layers.parameters import Weight
 from talaria.programs.layers.sequence import sizes
+from talaria.programs.layers.shares import seen
 from talaria.programs.layers.weighing import Weighing
 
 
@@ -53,7 +54,8 @@ def attention(
         met = draft.op("Add", met, mask.value(step))
     if len(given) > 3:
         met = _hidden(draft, met, given[3].value, keys)
-    share = draft.op("Softmax", met, axis=3)
+    hides = mask is not None or len(given) > 3
+    share = seen(draft, met, 3) if hides else draft.op("Softmax", met, axis=3)
     draw = _drawn(step, weights.place, own, share, queries, keys) if own.training and own.dropout else None
     kept = share if draw is None else draft.op("Mul", share, draw)
     mixed = draft.op("MatMul", v, _turned(draft, kept))

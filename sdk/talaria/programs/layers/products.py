@@ -13,6 +13,7 @@ from talaria.programs.layers.einsum import einsum
 from talaria.programs.layers.masking import hidden
 from talaria.programs.layers.parameters import Weight, each, require_met
 from talaria.programs.layers.sequence import closed, filled, opened, shaped, sizes
+from talaria.programs.layers.shares import seen
 
 
 def matmul(step: Step, layer: str, a: Map | Weight, b: Map | Weight) -> tuple[Map, Pullback]:
@@ -75,7 +76,7 @@ def attend(
         products = draft.op("Add", products, draft.constant(later))
     if attn_mask is not None:
         products = _masked(step, layer, products, [*wide[:-1], step.known(sizes(key)[-2])], attn_mask)
-    share = draft.op("Softmax", products, axis=last - 1)
+    share = draft.op("Softmax", products, axis=last - 1) if attn_mask is None else seen(draft, products, last - 1)
     out = shaped(step, layer, [*wide[:-1], step.held(sizes(value)[-1])])
     mixed = draft.op("MatMul", share, v)
     y = filled(step, mixed, out)

@@ -63,6 +63,13 @@ def softened(draft: Draft, g: str, y: str, axis: int) -> str:
     return draft.op("Mul", y, draft.op("Sub", g, met))
 
 
+def seen(draft: Draft, met: str, axis: int) -> str:
+    """The softmax of products of queries and keys, of which masks hide some by minus infinity; a query that sees no key
+    takes nothing of any, as in torch."""
+    none = draft.op("Equal", draft.op("ReduceMax", met, draft.ints(axis), keepdims=1), draft.constant(float("-inf")))
+    return draft.op("Where", none, draft.constant(0.0), draft.op("Softmax", met, axis=axis))
+
+
 def _along(step: Step, layer: str, kind: str, x: Map, dim: int | None) -> tuple[Map, Pullback]:
     draft, rank = step.draft, 1 + len(sizes(x))
     axis = dim % rank if dim is not None else 0 if rank == 3 else 1
