@@ -13,6 +13,7 @@ from talaria.errors import ConfigError, ModelError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
 from talaria.programs.build import build
+from talaria.programs.making import Maker
 from talaria.programs.step import answers_of
 from talaria.types import Recipe
 
@@ -357,3 +358,21 @@ def test_steps_that_are_not_sgds_and_what_is_no_spec_are_named():
         build(spec, "all", Recipe(clip=1.0))
     with pytest.raises(ConfigError, match=r"spec=Linear must be a ModelSpec; of a torch module, .*keep\(module"):
         build(nn.Linear(4, 3))
+
+
+class Gated(nn.Module):
+    """Lets those values through whose gain is above zero, a parameter that may be frozen here and learn elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.gain, self.head = nn.Linear(6, 8), nn.Parameter(torch.linspace(-1, 1, 8)), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x) * (self.gain > 0))
+
+
+def test_a_mask_of_a_frozen_parameter_is_not_kept_as_it_was_when_the_program_was_made():
+    spec = zoo.keep(Gated(), (6,), 4, "head")
+    for make in (lambda: build(spec, "head"), lambda: build(spec), Maker(spec).forward):
+        with pytest.raises(ModelError, match="'gt' compares what is no number"):
+            make()

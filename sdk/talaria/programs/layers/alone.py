@@ -52,7 +52,7 @@ def turned(target: _Target, args: Sequence[Any], named: Mapping[str, Any]) -> An
     if isinstance(a, Weight):
         name = getattr(target, "__name__", str(target))
         numbers = not any(isinstance(one, Map) for one in args)
-        if name in _COMPARED and numbers and not a.trains and (now := a.now) is not None:
+        if name in _COMPARED and numbers and (now := a.now) is not None:
             mask: torch.Tensor = getattr(now, name)(*args[1:], **named)
             return mask
         moved = _moved(name, a, args[1:], named) or _bent(target, a, args[1:], named)

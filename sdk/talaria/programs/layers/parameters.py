@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Conv1d, Conv2d, Embedding, Identity, Linear, Module
+from torch.nn import Conv1d, Conv2d, Embedding, Identity, Linear, Module, Parameter
 
 from talaria.programs.graph import Draft, Size
 from talaria.programs.layers.activation import Of, Slope
@@ -138,8 +138,11 @@ class Weight:
 
     @property
     def now(self) -> Tensor | None:
-        """The tensor as it is read and stands in the module; None where its values are not those of the module."""
+        """The tensor as it is read and stands in the module; None where its values are not those of the module, or may
+        be others later: a parameter that is frozen here learns elsewhere."""
         if not isinstance(self.source, Stored) or any(kind not in _MOVES for kind, _ in self.turns):
+            return None
+        if isinstance(self.source.tensor, Parameter):
             return None
         found = self.source.tensor.detach()
         for kind, how in self.turns:
