@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from talaria.errors import ConfigError
+from talaria.errors import ConfigError, WireError
 from talaria.inputs import Parts
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model, Served, Weights
@@ -72,7 +72,7 @@ class Given:
             if name not in self.cuts:
                 raise self._lacks(f"lower/{name}")
             each = self.cuts[name]
-            self._lowers[only] = None if each is None else Lower(self._look(f"lower/{name}"), each)
+            self._lowers[only] = None if each is None else Lower(self._features(f"lower/{name}"), each)
         return self._lowers[only]
 
     def calibration(self) -> Look:
@@ -89,9 +89,12 @@ class Given:
 
     def whole(self, state: Tensors) -> Served:
         """As :meth:`served`, of the weights alone."""
+        looks = list[Look]()
 
         def logits(x: Array) -> Array:
-            return self._forward({"x": x}, state)["features"]
+            if not looks:
+                looks.append(self._forward.held(state, x))
+            return looks[0]({"x": x}, state)["features"]
 
         return Served(state, logits, self.parameters, lambda: self._forward.fixed(state), self.parts)
 
@@ -101,7 +104,7 @@ class Given:
 
     @cached_property
     def _forward(self) -> Look:
-        return self._look("forward")
+        return self._features("forward")
 
     def first(self) -> Model:
         """The first weights."""
@@ -116,6 +119,12 @@ class Given:
 
     def _look(self, name: str) -> Look:
         return Look.read(self._file(name), self.limits)
+
+    def _features(self, name: str) -> Look:
+        look = self._look(name)
+        if [port.name for port in look.graph.outputs] != ["features"]:
+            raise WireError(f"graph: {name[:24]!r} gives no features, or more; make the kit again")
+        return look
 
     def _file(self, name: str) -> bytes:
         if name not in self.files:

@@ -63,7 +63,7 @@ class Look:
         graph = held(self.graph, weights)
         given = {port.name: sizes[port.name] for port in graph.inputs}
         large = measure(graph, given, self.limits).multiply_adds > _WORTH_HOLDING
-        grouped = any(node.get("group", 1) > 1 for node in graph.nodes)
+        grouped = any(node.get("group", 1) > 1 for node in self.graph.nodes)  # also where a mask leaves one channel
         return Look(graph, self.limits) if large or grouped else self
 
     def _of(self, state: Tensors) -> dict[str, Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,8 @@ KINDS = ("gradient", "momentum", "tap", "weight")
 derivative taps, gradients and weights that follow."""
 _NOTE_BYTES = 1 << 16
 _LARGEST = 1 << 24
+_FAR = 1e300
+"""Beyond all that float32 gives; a whole number may be larger than a float can be."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def _whole(value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _FAR
 
 
 def _table(value: object, good: Any, names: tuple[str, ...] | None = None) -> bool:

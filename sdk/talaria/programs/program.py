@@ -222,7 +222,10 @@ def values_of(ports: Iterable[Port], manifest: Manifest) -> dict[str, Value]:
     """Inputs or outputs by name, at the sizes of the manifest. Raises :class:`~talaria.errors.WireError` where it has
     none."""
     try:
-        return {p.name: Value(tuple(map(manifest.size, p.shape)), p.dtype) for p in ports}
+        found = {p.name: Value(tuple(map(manifest.size, p.shape)), p.dtype) for p in ports}
+        if none := [name for name, value in found.items() if min(value.shape, default=1) < 1]:
+            raise ValueError(repr(none[0]))
+        return found
     except (KeyError, ValueError) as why:
         raise WireError(f"program: its manifest has no size for {str(why)[:80]}; build it again") from None
 

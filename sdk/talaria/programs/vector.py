@@ -77,14 +77,15 @@ def projections(outputs: Mapping[str, Array]) -> dict[str, tuple[float, float]]:
 
 
 def distance(outputs: Mapping[str, Array], exact: Mapping[str, Array]) -> float:
-    """The norm of the difference to ``exact`` over its norm, of the kind of output where it is largest."""
+    """The norm of the difference to ``exact`` over its norm, of the kind of output where it is largest; where all that
+    is exact is zero, as a gradient behind steps, the difference itself."""
     apart: dict[str, tuple[float, float]] = {}
     for name, value in exact.items():
         wanted = np.asarray(value, np.float64)
         error = np.asarray(outputs[name], np.float64) - wanted
         square, whole = apart.get(kind_of(name), (0.0, 0.0))
         apart[kind_of(name)] = (square + float((error * error).sum()), whole + float((wanted * wanted).sum()))
-    return max(math.sqrt(square / whole) for square, whole in apart.values())
+    return max(math.sqrt(square / (whole or 1.0)) for square, whole in apart.values())
 
 
 def deviation(found: Mapping[str, tuple[float, float]], expected: Mapping[str, tuple[float, float]]) -> float:

@@ -69,7 +69,10 @@ class Vjp:
             if name not in found or (found[name].shape, found[name].dtype) != (value.shape, value.dtype):
                 raise WireError(f"program: {name[:80]!r} is not what it says; build it again")
         Lookups(graph).all  # noqa: B018 - which refuses what no derivative looks up
-        return Vjp(graph, limits)
+        vjp = Vjp(graph, limits)
+        if any(not port.name.startswith(GRADIENT) for port in vjp._second.outputs):
+            raise WireError("program: what it makes of a batch hangs on slopes; build it again")
+        return vjp
 
     def run(self, feed: Mapping[str, Array]) -> Tensors:
         """All outputs by their names in the graph, for inputs by theirs."""

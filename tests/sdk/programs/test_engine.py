@@ -15,12 +15,14 @@ from talaria.model.attention import heads_of
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import load, state_of
 from talaria.programs.engine import ProgramEngine
+from talaria.programs.given import Given
+from talaria.programs.making import Maker
 from talaria.programs.session import Session
 from talaria.programs.source import Need
 from talaria.tensors import equal
 from talaria.training import frozen_features, loop, torch_engine
 from talaria.training.batching import feed
-from talaria.training.engine import train
+from talaria.training.engine import predict, train
 from talaria.training.interface import Task
 from talaria.training.objectives import CrossEntropy, Pull, Slopes, cross_entropy
 from talaria.types import Recipe, Samples
@@ -467,3 +469,43 @@ class PowerMean(nn.Module):
 def test_a_share_falls_away_in_layers_that_draw_alone():
     net = nn.Sequential(nn.Conv1d(3, 8, 3), PowerMean(), nn.Dropout(0.25), nn.Linear(8, 3))
     assert ProgramEngine(zoo.keep(net, (3, 9), 3)).source.falls == {"2": 0.25}
+
+
+class Depthwise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.each = nn.Conv1d(3, 16, 3), nn.Conv1d(16, 16, 3, groups=16)
+        self.last, self.head = nn.Conv1d(16, 16, 1), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.last(self.each(self.first(x).relu()).relu()).relu().mean(2))
+
+
+@pytest.mark.parametrize(("keep", "block", "left"), [(0.5, 8, 8), (0.01, 1, 1)])
+def test_depthwise_convolutions_are_looked_through_at_the_width_that_a_mask_leaves(keep, block, left):
+    spec = zoo.keep(Depthwise(), (3, 12), 3, "head")
+    task = task_of(spec, keep=keep, block=block)
+    state, maker = state_of(task.model), Maker(spec)
+    assert state["each.weight"].shape == (left, 1, 3)
+    given = Given(maker.parameters, (), {}, {}, {"forward": maker.forward().write()})
+    x = task.train.x
+    wanted = predict(task.model, x)
+    assert roundings(given.served(task, state).predict(x), wanted, scale=1.0) <= 100
+    assert ProgramEngine(spec).accuracy(task, state, task.train) == float((wanted.argmax(1) == task.train.y).mean())
+
+
+class Rounded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).round())
+
+
+def test_a_part_by_which_nothing_is_learned_has_a_derivative_of_zeros():
+    spec = zoo.keep(Rounded(), (6,), 3, "head")
+    task = task_of(spec)
+    found = ProgramEngine(spec).gradient(task, state_of(task.model), only=task.split.of("body"))
+    assert found.keys() == {"body.weight", "body.bias"}
+    assert not any(value.any() for value in found.values())

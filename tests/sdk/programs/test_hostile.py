@@ -1,5 +1,6 @@
 """Files made to harm: each is refused with a clear error and allocates next to nothing."""
 
+import json
 import random
 import tracemalloc
 from dataclasses import replace
@@ -9,10 +10,14 @@ import onnx
 import pytest
 
 from talaria.errors import TalariaError, TooLarge, WireError
-from talaria.programs import onnx_file
+from talaria.programs import differentiate, onnx_file
+from talaria.programs.given import Given
 from talaria.programs.graph import Graph, Node, Port
+from talaria.programs.making import Maker
 from talaria.programs.program import Program, values_of
 from talaria.programs.shapes import RULES, Limits, Value, measure
+from talaria.programs.vjp import Vjp
+from talaria.training.objectives import LOGITS
 
 ROUNDS = 600
 MOST = 64 << 20
@@ -286,3 +291,45 @@ def test_an_axis_that_is_no_whole_number_is_refused(axis):
     graph = Graph((Port("x", "float32", (1,)),), (Port("y", "float32", (2,)),), (node,), {})
     with pytest.raises(WireError, match="Concat"):
         measure(graph, {"x": Value((1,))}, Limits())
+
+
+@pytest.mark.parametrize("shape", [("#-5",), ("#0",), (0,), ("#-1000000000000", 1)])
+def test_a_size_below_one_is_refused(program_of, shape):
+    graph, note = graph_of(program_of("mlp"))
+    odd = Port("weight/odd", "float32", shape)
+    with pytest.raises(WireError, match="no size for 'weight/odd'"):
+        Program(onnx_file.write(replace(graph, inputs=(*graph.inputs, odd)), note))
+
+
+@pytest.mark.parametrize("field", ["parity", "recipe", "expected"])
+def test_a_number_beyond_all_floats_is_refused(program_of, field):
+    graph, note = graph_of(program_of("mlp"))
+    facts = json.loads(note)
+    first = next(iter(facts[field]))
+    facts[field][first] = [10**400, 1] if field == "expected" else 10**400
+    with pytest.raises(WireError, match=f"manifest's {field}="):
+        Program(onnx_file.write(graph, json.dumps(facts)))
+
+
+def test_a_derivative_whose_taps_hang_on_slopes_is_refused(spec_of):
+    graph, note = graph_of(differentiate.packed(spec_of("mlp"), None, (LOGITS,)))
+    (tap,) = (port for port in graph.outputs if port.name.startswith("tap/"))
+    odd = replace(
+        graph,
+        nodes=(*graph.nodes, Node("Identity", (f"slope/{LOGITS}",), ("tap/late",))),
+        outputs=(*graph.outputs, replace(tap, name="tap/late")),
+        inputs=(*graph.inputs, replace(tap, name="slope/late")),
+    )
+    with pytest.raises(WireError, match="hangs on slopes"):
+        Vjp.read(onnx_file.write(odd, note))
+
+
+def test_a_forward_pass_that_gives_no_features_is_refused(spec_of):
+    graph = Maker(spec_of("mlp")).forward().graph
+    odd = replace(
+        graph,
+        nodes=(*graph.nodes, Node("Identity", ("features",), ("others",))),
+        outputs=(replace(graph.outputs[0], name="others"),),
+    )
+    with pytest.raises(WireError, match="'forward' gives no features"):
+        Given(frozenset(), (), {}, {}, {"forward": onnx_file.write(odd, "")}).forward()
