@@ -1,6 +1,7 @@
 """What no program can hold is refused by its name, with what to write instead."""
 
 import importlib.util
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -376,3 +377,14 @@ def test_a_mask_of_a_frozen_parameter_is_not_kept_as_it_was_when_the_program_was
     for make in (lambda: build(spec, "head"), lambda: build(spec), Maker(spec).forward):
         with pytest.raises(ModelError, match="'gt' compares what is no number"):
             make()
+
+
+@pytest.mark.parametrize("name", ["N", "#4", "conv+norm", "wide*2"])
+def test_a_layer_that_is_called_as_sizes_are_is_refused_unless_its_width_is_anothers(name):
+    def net(layer):
+        layers = (("first", nn.Linear(6, 8)), (name, layer), ("act", nn.ReLU()), ("head", nn.Linear(8, 4)))
+        return zoo.keep(nn.Sequential(OrderedDict(layers)), (6,), 4)
+
+    with pytest.raises(ModelError, match=r"is called as sizes are.*name it otherwise"):
+        build(net(nn.Linear(8, 8)))
+    build(net(nn.BatchNorm1d(8)))

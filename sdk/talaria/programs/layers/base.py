@@ -111,6 +111,9 @@ class Step:
             return None
         if key(layer, name) in self.computed:
             return self.computed[key(layer, name)].value(self, shape)
+        if layer in shape and (layer == "N" or layer.startswith("#") or {*"*+"} & {*layer}):
+            what = "is called as sizes are: N is the batch's, #4 a number's, and * and + reckon with them"
+            raise refused(layer, what, "name it otherwise")
         port = f"weight/{key(layer, name)}"
         self.widths |= {label: n for label, n in zip(shape, tensor.shape, strict=True) if isinstance(label, str)}
         return port if self.draft.has(port) else self.draft.input(port, shape, dtype)
