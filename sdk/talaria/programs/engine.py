@@ -128,7 +128,7 @@ class ProgramEngine:
         if recipe.augment == "none" and not program.draws:
             training.follow(samples.x, samples.y, orders(task, recipe, len(samples), purpose), lr=recipe.lr)
         else:
-            draws = _Draws(program, self.source.falls, state, task, purpose)
+            draws = _Draws(program, self.source.falls, state, task, purpose, samples.x.shape)
             for x, y in feed(task, recipe, samples, purpose):
                 training.step(np.ascontiguousarray(x), y, lr=recipe.lr, draws=draws.next(len(y)))
         after = training.weights
@@ -227,8 +227,15 @@ class _Draws:
     """Dropout's draws of one training, each layer's from a stream of its own."""
 
     def __init__(
-        self, program: Program | Vjp, falls: Mapping[str, float], state: Mapping[str, Array], task: Task, purpose: str
+        self,
+        program: Program | Vjp,
+        falls: Mapping[str, float],
+        state: Mapping[str, Array],
+        task: Task,
+        purpose: str,
+        fed: Sequence[int] = (),
     ) -> None:
+        """``fed`` is the shape of features, which tells a width that no weight may have."""
         ports = {port.name: port for port in program.graph.inputs}
         sizes = {
             label: size
@@ -237,6 +244,7 @@ class _Draws:
             for label, size in zip(port.shape, state[name.removeprefix("weight/")].shape, strict=True)
             if isinstance(label, str)
         }
+        sizes |= {label: size for label, size in zip(ports["x"].shape, fed, strict=False) if isinstance(label, str)}
         self._shapes: dict[str, tuple[int | None, ...]] = {}
         self._layers: dict[str, str] = {}
         self._falls = falls

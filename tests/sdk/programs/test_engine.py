@@ -509,3 +509,15 @@ def test_a_part_by_which_nothing_is_learned_has_a_derivative_of_zeros():
     found = ProgramEngine(spec).gradient(task, state_of(task.model), only=task.split.of("body"))
     assert found.keys() == {"body.weight", "body.bias"}
     assert not any(value.any() for value in found.values())
+
+
+@pytest.mark.parametrize("keep", [None, 0.5])
+@pytest.mark.parametrize("drop", [nn.Dropout, nn.Dropout1d])
+def test_a_head_that_begins_with_dropout_over_maps_draws_as_wide_as_its_features_are(drop, keep):
+    net = nn.Sequential(nn.Conv1d(2, 8, 3), nn.ReLU(), drop(0.3), nn.Flatten(), nn.Linear(64, 3))
+    spec = zoo.keep(net, (2, 10), 3)
+    task = task_of(spec, keep=keep, block=1, recipe=RECIPE.but(epochs=4))
+    state, only, engine = state_of(task.model), task.split.of("head"), ProgramEngine(spec)
+    found = engine.train_upper(task, state, only=only)
+    assert [need.upper for need in engine.source.programs] == [True]
+    assert_near(task, found, torch_engine.train_upper(task, state, only=only), steps=12)
