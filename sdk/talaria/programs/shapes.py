@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from talaria.errors import TooLarge, WireError
+from talaria.errors import ModelError, TooLarge, WireError
 from talaria.programs.graph import BOOL, FLOAT, INT, Graph, Node
 from talaria.tensors import Array
 
 Shape = tuple[int, ...]
+_BYTES = {FLOAT: 4, INT: 8, BOOL: 1}
 _FEW = 64
 """Most whole numbers that are followed by value: shapes, axes, pads."""
 _PLACES = 1 << 16
@@ -34,7 +35,7 @@ class Value:
     @property
     def bytes(self) -> int:
         """What it takes in memory."""
-        return math.prod(self.shape) * {FLOAT: 4, INT: 8, BOOL: 1}[self.dtype]
+        return math.prod(self.shape) * _BYTES[self.dtype]
 
     @property
     def forgotten(self) -> Value:
@@ -68,8 +69,11 @@ def measure(graph: Graph, given: Mapping[str, Value], limits: Limits) -> Cost:
     """The cost of one step on inputs of these shapes.
 
     Raises :class:`~talaria.errors.WireError` for an operator that no program uses and for shapes that do not fit each
-    other, and :class:`~talaria.errors.TooLarge` beyond ``limits``.
+    other, :class:`~talaria.errors.TooLarge` beyond ``limits``, and :class:`~talaria.errors.ModelError` for an input of
+    a dtype that no program has.
     """
+    if odd := [f"{name!r} is {one.dtype}" for name, one in given.items() if one.dtype not in _BYTES]:
+        raise ModelError(f"program: {odd[0]}; convert it to float32, or whole numbers to int64")
     values = {name: Value(c.shape, c.dtype.name, _whole(c)) for name, c in graph.constants.items()} | dict(given)
     last = {name: place for place, node in enumerate(graph.nodes) for name in node.inputs}
     last |= {port.name: len(graph.nodes) for port in graph.outputs}

@@ -521,3 +521,10 @@ def test_a_head_that_begins_with_dropout_over_maps_draws_as_wide_as_its_features
     found = engine.train_upper(task, state, only=only)
     assert [need.upper for need in engine.source.programs] == [True]
     assert_near(task, found, torch_engine.train_upper(task, state, only=only), steps=12)
+
+
+def test_an_input_of_another_dtype_is_named(engines, spec_of):
+    task = task_of(spec_of("mlp"))
+    look = engines("mlp").looking(task, state_of(task.model), ("logits",))
+    with pytest.raises(ModelError, match="'x' is float64; convert it to float32"):
+        look(task.train.x.astype(np.float64))
