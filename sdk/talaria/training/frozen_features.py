@@ -28,6 +28,7 @@ from talaria.tensors import only as picked
 from talaria.training import loop
 from talaria.training.batching import LARGEST_CACHE, of_features, steps_of
 from talaria.training.interface import Task
+from talaria.training.layer_draws import draws
 from talaria.types import Recipe, Samples
 
 _DRAWN = {
@@ -137,10 +138,11 @@ def train(
 
 
 class _Tracer(Follower):
-    """A layer with adapters inside is one layer: within it they would be taken for constants."""
+    """A layer with adapters inside is one layer: within it they would be taken for constants. So is one that draws:
+    as a function it would draw what no engine knows of, or the same for ever."""
 
     def is_leaf_module(self, m: Module, module_qualified_name: str) -> bool:
-        return isinstance(m, Inside) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, Inside) or draws(m) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _trains(model: Module, node: fx.Node, only: set[str]) -> bool:
@@ -156,7 +158,8 @@ def _trains(model: Module, node: fx.Node, only: set[str]) -> bool:
 
 def _minds(layer: Module) -> bool:
     """Whether a plain layer does something else in train mode: it draws at random, or has statistics."""
-    return isinstance(layer, (_DropoutNd, RReLU)) or next(layer.buffers(recurse=False), None) is not None
+    random = isinstance(layer, (_DropoutNd, RReLU)) or draws(layer)
+    return random or next(layer.buffers(recurse=False), None) is not None
 
 
 def _passing(nodes: list[fx.Node], at: int) -> fx.Node | None:

@@ -528,3 +528,31 @@ def test_an_input_of_another_dtype_is_named(engines, spec_of):
     look = engines("mlp").looking(task, state_of(task.model), ("logits",))
     with pytest.raises(ModelError, match="'x' is float64; convert it to float32"):
         look(task.train.x.astype(np.float64))
+
+
+class Deep(nn.Module):
+    """Drops branches at random, one below all that the head trains and one beside it."""
+
+    def __init__(self):
+        from torchvision.ops import StochasticDepth  # here: every process that runs tests would pay two seconds for it
+
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.inner, self.outer = (
+            nn.Sequential(nn.Linear(8, 8), StochasticDepth(0.2, "row")),
+            StochasticDepth(0.5, "row"),
+        )
+
+    def forward(self, x):
+        y = self.first(x).relu()
+        return self.head(y + self.outer(self.inner(y)))
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_branches_that_fall_away_do_so_anew_on_kept_features(part):
+    spec = zoo.keep(Deep(), (6,), 3, "head")
+    task = task_of(spec, recipe=RECIPE.but(epochs=4))
+    state, only = state_of(task.model), task.split.of("head") if part == "head" else {"inner.0.weight", "head.weight"}
+    wanted = loop.train(task, state, only=only)
+    for engine in (torch_engine, ProgramEngine(spec)):
+        assert_near(task, engine.train_upper(task, state, only=only), wanted, steps=12)
