@@ -218,7 +218,12 @@ def _attended(
     if attn_mask is not None:
         bool_mask = attn_mask.dtype == torch.bool
         met = met.masked_fill(attn_mask.logical_not(), -inf) if bool_mask else met + attn_mask
-    return do(nn.Dropout, dropout_p, torch.softmax(met, -1), True) @ value
+    if attn_mask is None or is_causal:
+        share = torch.softmax(met, -1)
+    else:  # a query that sees no key takes nothing, as in torch
+        none = (met == -inf).all(-1, keepdim=True)
+        share = torch.softmax(met.masked_fill(none, 0.0), -1).masked_fill(none, 0.0)
+    return do(nn.Dropout, dropout_p, share, True) @ value
 
 
 def _given(

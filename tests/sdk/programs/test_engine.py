@@ -429,7 +429,7 @@ class LeftPadded(nn.Module):
 
     def __init__(self, dropout, kind):
         super().__init__()
-        self.words, self.kind = nn.Embedding(20, 8), kind
+        self.words, self.kind, self.dropout = nn.Embedding(20, 8), kind, dropout
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
         self.head = nn.Linear(8, 3)
 
@@ -437,13 +437,14 @@ class LeftPadded(nn.Module):
         y, later = self.words(x.long()), torch.ones(6, 6).triu(1).bool()
         if self.kind == "function":
             seen = (x != 0)[:, None].expand(-1, 6, -1)
-            return self.head((y + nn.functional.scaled_dot_product_attention(y, y, y, seen)).mean(1))
+            dropped = self.dropout if self.training else 0.0
+            return self.head((y + nn.functional.scaled_dot_product_attention(y, y, y, seen, dropped)).mean(1))
         return self.head(self.layer(y, src_mask=later, src_key_padding_mask=x == 0)[:, -1])
 
 
-@pytest.mark.parametrize(("dropout", "kind"), [(0.0, "layer"), (0.1, "layer"), (0.0, "function")])
+@pytest.mark.parametrize(("dropout", "kind"), [(0.0, "layer"), (0.1, "layer"), (0.0, "function"), (0.1, "function")])
 def test_a_query_that_sees_no_key_spoils_nothing(dropout, kind):
-    spec = zoo.keep(LeftPadded(dropout, kind), (6,), 3, "head")
+    spec = zoo.keep(zoo.own(LeftPadded(dropout, kind), torch.ones(2, 6)), (6,), 3, "head")
     task, rng = task_of(spec), np.random.default_rng(0)
     x = rng.integers(1, 20, (40, 6)).astype(np.float32)
     x[:20, :2] = 0  # of half of the samples
