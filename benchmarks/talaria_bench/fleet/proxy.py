@@ -223,4 +223,4 @@ def client_of(connect: bytes) -> str:
             raise WireError("proxy: the CONNECT packet names no client")
     except (IndexError, StopIteration, UnicodeDecodeError):
         raise WireError("proxy: the CONNECT packet is damaged") from None
-    return name.rpartition(".")[2]
+    return name.rpartition(".")[2].removeprefix("_")  # of the coordinator, as no device is called
