@@ -63,6 +63,11 @@ def is_float(array: Array) -> bool:
     return bool(array.dtype.kind == "f")
 
 
+def alike(a: Tensors, b: Tensors) -> bool:
+    """True where names and shapes agree."""
+    return a.keys() == b.keys() and all(a[k].shape == b[k].shape for k in a)
+
+
 def equal(a: Tensors, b: Tensors) -> bool:
     """True where names, dtypes, shapes and bits agree (NaN equals itself)."""
     return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)

@@ -129,6 +129,14 @@ def test_a_fleet_with_keys_learns_over_tls(fleet, keyed, tmp_path, command):
     assert coordinator.end() == 0
 
 
+def served_with_keys(fleet, tmp_path, more=""):
+    """A fleet's folder of keys, what anna got of it, and the coordinator that serves it."""
+    made, keys = fleet(devices=("anna", "bela"), port=free_port()), tmp_path / "keys"
+    found(keys, "watch", ["localhost"], made.port, 2)
+    made.extra = f'\n[identity]\nfolder = "keys"\n{more}'
+    return keys, enrol(keys, tmp_path / "id-anna", "anna"), made.serve()
+
+
 async def speak(transport, anna, text, boot):
     birth = m.DeviceBirth(online=True, key=b"", profile=text)
     payload = encode_frame(Header(birth.TYPE, "watch", "anna", boot=boot), m.encode_message(birth), anna.signer)
@@ -136,12 +144,7 @@ async def speak(transport, anna, text, boot):
 
 
 def test_revocation_is_noticed_while_serving(fleet, tmp_path):
-    made = fleet(devices=("anna", "bela"), port=free_port())
-    keys = tmp_path / "keys"
-    found(keys, "watch", ["localhost"], made.port, 2)
-    made.extra = '\n[identity]\nfolder = "keys"\n'
-    anna = enrol(keys, tmp_path / "id-anna", "anna")
-    coordinator = made.serve()
+    keys, anna, coordinator = served_with_keys(fleet, tmp_path)
     url = coordinator.wait_for("ready")["broker"]
 
     async def life():
@@ -176,12 +179,7 @@ def test_revocation_is_noticed_while_serving(fleet, tmp_path):
 
 def test_lists_that_could_not_be_written_are_written_once_they_can(fleet, tmp_path):
     """Whom the operator shut out kept its rights for good where one of the broker's files could not be replaced."""
-    made = fleet(devices=("anna", "bela"), port=free_port())
-    keys = tmp_path / "keys"
-    found(keys, "watch", ["localhost"], made.port, 2)
-    made.extra = '\n[identity]\nfolder = "keys"\n[api]\nport = 0\n'
-    anna = enrol(keys, tmp_path / "id-anna", "anna")
-    coordinator = made.serve()
+    keys, anna, coordinator = served_with_keys(fleet, tmp_path, "[api]\nport = 0\n")
     ready = coordinator.wait_for("ready")
 
     async def comes():

@@ -27,7 +27,7 @@ class Asked:
 def roster(named: Sequence[str], count: int, devices: Sequence[Device]) -> tuple[str, ...]:
     """The devices that cohorts are drawn from, sorted: the ``named``, else the first ``count`` to come; empty while
     some of them have not come."""
-    here = [d for d in devices if d.quarantine is None and d.retired is None]
+    here = [d for d in devices if d.able]
     if named:
         return tuple(sorted(named)) if set(named) <= {d.device for d in here} else ()
     first = sorted(here, key=lambda d: (d.joined, d.device))[:count]
@@ -39,7 +39,7 @@ def refilled(members: Sequence[str], devices: Sequence[Device], free: int = 0) -
     others took ``free`` ones."""
     mine = set(members)
     out = sorted({d.device for d in devices if d.quarantine is not None} & mine)
-    here = (d for d in devices if d.quarantine is None and d.retired is None)
+    here = (d for d in devices if d.able)
     spare = sorted(here, key=lambda d: (d.joined, d.device))
     after = [d.device for d in spare if d.device not in mine]
     left = set(out[: len(after)])

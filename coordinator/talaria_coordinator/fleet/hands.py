@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from talaria.errors import TalariaError
 from talaria_coordinator.fleet.aggregation import passing
 
 T = TypeVar("T")
@@ -50,3 +51,22 @@ async def insist(work: Callable[[], T], complain: Callable[[str], None], leaving
             if await leaves_within(leaving, wait):
                 raise asyncio.CancelledError from None
             wait = min(2 * wait, AGAIN_S[1])
+
+
+async def whenever(changed: asyncio.Event, keep_out: Callable[[], Awaitable[str]], tell: Callable[..., None]) -> None:
+    """Have ``keep_out`` done after each change, and again for as long as this machine's disk refuses."""
+    wait = AGAIN_S[0]
+    while True:
+        await changed.wait()
+        changed.clear()
+        try:
+            left = await keep_out()
+        except (TalariaError, OSError) as error:
+            tell("error", error=str(error))
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, AGAIN_S[1])
+            changed.set()
+        else:
+            wait = AGAIN_S[0]
+            if left:
+                tell("broker-lists", mend=left)

@@ -344,7 +344,7 @@ class Conductor:
             return ()  # all have left for good
         roster = cohort.roster(named, self.config.devices, devices)
         if not roster and named:
-            come = {d.device for d in devices if d.quarantine is None and d.retired is None}
+            come = {d.device for d in devices if d.able}
             if self._gathering.over(self._draw, self.fleet.round + 1, come, self._here, now):
                 roster = tuple(sorted(named))
                 self._hands.tell("begun-without", missing=sorted(set(roster) - come))

@@ -34,7 +34,7 @@ from talaria_coordinator.fleet.connection import Open, over_mqtt
 from talaria_coordinator.fleet.conversation import Conversation
 from talaria_coordinator.fleet.deaf_link import QUIET_S, Hearing, deaf
 from talaria_coordinator.fleet.drain import Leaving
-from talaria_coordinator.fleet.hands import Hands
+from talaria_coordinator.fleet.hands import Hands, whenever
 from talaria_coordinator.fleet.ingest.pool import Recruit
 from talaria_coordinator.fleet.intake import Here, Intake, Relayed
 from talaria_coordinator.fleet.life import as_it_is, carry_out, follow, judge, learning_of
@@ -49,7 +49,7 @@ from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.tidying import Tidying
 from talaria_coordinator.fleet.vacancy import look, older, replaced
 from talaria_coordinator.fleet.witness import sights, witness
-from talaria_coordinator.identity.eviction import KeepOut, nowhere, whenever
+from talaria_coordinator.identity.eviction import KeepOut, nowhere
 from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.store import Store
 

@@ -44,7 +44,7 @@ def waits(
     out = {d.device for d in devices if d.quarantine is not None}
     if not roster:
         left = {d.device for d in devices if d.retired is not None} - out
-        come = {d.device for d in devices} - out - left
+        come = {d.device for d in devices if d.able}
         missing = tuple(sorted(set(draw.members) - come))
         need = draw.expected
         here = need - len(missing) if draw.members else min(need, len(come))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
-from talaria.errors import TalariaError, TransportError
+from talaria.errors import TransportError
 from talaria.wire.mqtt import Mqtt
 from talaria_coordinator.broker import Broker
 from talaria_coordinator.config.fleet import FleetConfig
@@ -17,27 +17,6 @@ logger = logging.getLogger(__name__)
 KeepOut = Callable[[Collection[str], Collection[str]], Awaitable[str]]
 """Given who is out, and who got new keys; what is left to the operator, if anything."""
 CUT_S = 5.0
-AGAIN_S = (2.0, 120.0)
-"""Seconds until lists that could not be written are written again, at first and at most."""
-
-
-async def whenever(changed: asyncio.Event, keep_out: Callable[[], Awaitable[str]], tell: Callable[..., None]) -> None:
-    """Have ``keep_out`` done after each change, and again for as long as this machine's disk refuses."""
-    wait = AGAIN_S[0]
-    while True:
-        await changed.wait()
-        changed.clear()
-        try:
-            left = await keep_out()
-        except (TalariaError, OSError) as error:
-            tell("error", error=str(error))
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, AGAIN_S[1])
-            changed.set()
-        else:
-            wait = AGAIN_S[0]
-            if left:
-                tell("broker-lists", mend=left)
 
 
 async def nowhere(out: Collection[str], renewed: Collection[str]) -> str:

@@ -158,6 +158,11 @@ class Device:
     left_by: str | None = None
     """By whose hand: ``operator`` or ``owner``."""
 
+    @property
+    def able(self) -> bool:
+        """Whether it may take part: it neither left for good nor is shut out."""
+        return self.quarantine is None and self.retired is None
+
 
 @dataclass(frozen=True)
 class Received:

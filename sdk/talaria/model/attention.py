@@ -118,11 +118,13 @@ def _before(
 
 
 def _shares(q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
-    """Of a query that sees no key nothing, as torch's own pass has it where nobody asks for its weights."""
     met = q * sqrt(1 / q.shape[-1]) @ k.transpose(-2, -1)
-    if hidden is None:
-        return met.softmax(-1)
-    met = met + hidden
+    return met.softmax(-1) if hidden is None else seen(met + hidden)
+
+
+def seen(met: Tensor) -> Tensor:
+    """The softmax of products of queries and keys (..., keys), of which masks hide some by minus infinity; of a query
+    that sees no key nothing, as torch's own pass has it where nobody asks for its weights."""
     none = (met == -torch.inf).all(-1, keepdim=True)
     return met.masked_fill(none, 0.0).softmax(-1).masked_fill(none, 0.0)
 

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from talaria import seeds
 from talaria.errors import ModelError
+from talaria.model import attention
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
 
@@ -218,11 +219,7 @@ def _attended(
     if attn_mask is not None:
         bool_mask = attn_mask.dtype == torch.bool
         met = met.masked_fill(attn_mask.logical_not(), -inf) if bool_mask else met + attn_mask
-    if attn_mask is None or is_causal:
-        share = torch.softmax(met, -1)
-    else:  # a query that sees no key takes nothing, as in torch
-        none = (met == -inf).all(-1, keepdim=True)
-        share = torch.softmax(met.masked_fill(none, 0.0), -1).masked_fill(none, 0.0)
+    share = torch.softmax(met, -1) if attn_mask is None or is_causal else attention.seen(met)
     return do(nn.Dropout, dropout_p, share, True) @ value
 
 

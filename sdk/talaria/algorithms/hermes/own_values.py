@@ -6,7 +6,7 @@ import numpy as np
 
 from talaria.model import masks
 from talaria.model.split import Part
-from talaria.tensors import Tensors, only, prefixed, under, without
+from talaria.tensors import Tensors, alike, only, prefixed, under, without
 
 OWN, SEEN = "own/", "seen/"
 """Prefixes of what a device keeps of the shared tensors: as it trained them last, and as they had come down."""
@@ -35,9 +35,8 @@ def assembled(shared: Tensors, private: Tensors) -> Tensors:
 
 def as_trained(shared: Tensors, private: Tensors) -> Tensors:
     """The device's state as it trained it last; nothing where it has not trained yet, or not this model."""
-    own, values = under(private, OWN), without(shared, masks.PREFIX)
-    trained = {key: value.shape for key, value in own.items()} == {key: value.shape for key, value in values.items()}
-    return {**own, **_stayed(private)} if trained else {}
+    own = under(private, OWN)
+    return {**own, **_stayed(private)} if alike(own, without(shared, masks.PREFIX)) else {}
 
 
 def kept(state: Tensors, names: Collection[str], downloaded: Tensors) -> Tensors:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from talaria.errors import ConfigError
 from talaria.model import zoo
 from talaria.model.spec import ModelSpec
-from talaria.tensors import Tensors
+from talaria.tensors import Tensors, alike
 from talaria.training.engine import another, state_of, train
 from talaria.training.interface import Task
 from talaria.types import Recipe, Samples
@@ -43,8 +43,7 @@ def task_of(task: Task, name: str) -> Task:
 def fitting(own: Task, state: Tensors) -> Tensors:
     """``state`` where it is of the small model of ``own``; nothing where that is another one by now, as in a run that
     follows with another option."""
-    shapes = ({key: value.shape for key, value in tensors.items()} for tensors in (state, state_of(own.model)))
-    return state if next(shapes) == next(shapes) else {}
+    return state if alike(state, state_of(own.model)) else {}
 
 
 def trained(task: Task, name: str, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:
