@@ -84,7 +84,7 @@ def store(tmp_path):
     counted = [(first, device) for device in KEPT]
     bytes_ = {"down": 330, "dense": 400}
     store.attempts.commit(
-        "watch", first, epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False,
+        "watch", first, epoch=fleet.epoch, counted=counted, model_digest=C, server=A,
         means={"val_accuracy": 0.625}, **bytes_,
     )  # fmt: skip
     store.attempts.fail("watch", store.attempts.open("watch", 2, list(KEPT), C).attempt, "0 of at least 2 updates came")
@@ -145,7 +145,7 @@ def test_bytes_of_a_version_are_of_the_updates_in_it_whenever_they_were_made(sto
     epoch, late = store.fleets.get("watch").epoch, 3
     for device in KEPT:
         store.updates.keep("watch", late, device, digest=B, size=100, base_version=1, found=found(device, 0.5))
-    commit = partial(store.attempts.commit, "watch", epoch=epoch, model_digest=C, server=A, last=False)
+    commit = partial(store.attempts.commit, "watch", epoch=epoch, model_digest=C, server=A)
     commit(late, counted=[(late, "anna")], down=0, dense=400)
     next_ = store.attempts.open("watch", 3, list(KEPT), C).attempt
     commit(next_, counted=[(late, "bela"), (late, "carl")], down=0, dense=400)

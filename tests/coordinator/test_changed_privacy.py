@@ -44,7 +44,7 @@ class Desk:
         server = self.blobs.put(codec.encode_tensors(state))
         self.store.attempts.open("watch", 1, MEMBERS, self.fleet.model_digest)
         facts = {"server": server, "spent": learning.spent(server), "model_digest": self.fleet.model_digest}
-        self.store.attempts.commit("watch", 1, epoch=self.fleet.epoch, counted=[], last=False, **facts)
+        self.store.attempts.commit("watch", 1, epoch=self.fleet.epoch, counted=[], **facts)
 
     @property
     def fleet(self):

@@ -51,8 +51,7 @@ def lived(tmp_path):
             fleet = store.fleets.get("watch")
             row = store.attempts.open("watch", fleet.round + 1, fleet.roster, fleet.model_digest)
             facts = {"model_digest": fleet.model_digest, "server": fleet.server, "epoch": fleet.epoch}
-            run = Run.from_json(fleet.run)
-            store.attempts.commit("watch", row.attempt, counted=[], last=fleet.round + 1 >= run.rounds, **facts)
+            store.attempts.commit("watch", row.attempt, counted=[], **facts)
 
         store.fleets.enter("watch", run.to_json(), *learning_of(config, run, blobs).first())
         for name in MEMBERS:

@@ -40,9 +40,7 @@ def learn(store, blobs, steps=3):
             store.updates.keep("watch", number, device, digest=digest, size=13, base_version=round - 1, found="{}")
         model_digest, server = blobs.put(b"body %d" % round), blobs.put(b"server %d" % round)
         counted = [(number, "a"), (number, "b")]
-        store.attempts.commit(
-            "watch", number, epoch=epoch, counted=counted, model_digest=model_digest, server=server, last=False
-        )
+        store.attempts.commit("watch", number, epoch=epoch, counted=counted, model_digest=model_digest, server=server)
     number = store.attempts.open("watch", steps + 1, ["a", "b"], model_digest).attempt
     waiting = blobs.put(b"waiting")
     store.updates.keep("watch", number, "a", digest=waiting, size=7, base_version=steps)
@@ -202,7 +200,6 @@ def test_a_copy_is_restored_whole_into_any_store(whole, tmp_path, request):
             counted=counted,
             model_digest=model_digest,
             server=model_digest,
-            last=False,
         )
         assert store.attempts.open("watch", 5, ["a"], model_digest).attempt == fleet.tried + 1
         assert check(store, blobs).damage == ()
@@ -224,8 +221,7 @@ for round in range(1, 10_000):
         store.updates.keep("watch", number, device, digest=digest, size=1, base_version=round - 1)
     model, server = blobs.put(b"b%d" % round * 10_000), blobs.put(b"s%d" % round * 10_000)
     store.attempts.commit("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], model_digest=model,
-                         server=server,
-                       last=False)
+                         server=server)
     blobs.gc(store.blobs_in_use(), older_s=60)
     if round == 3:
         print("up", flush=True)
@@ -265,7 +261,7 @@ def test_a_copy_begins_again_where_the_coordinator_drops_what_it_was_to_hold(tmp
                 model_digest, server = self.put(b"body %d" % round), self.put(b"server %d" % round)
                 counted = [(number, u.device) for u in store.updates.of("watch", number)]
                 store.attempts.commit(
-                    "watch", number, epoch=epoch, counted=counted, model_digest=model_digest, server=server, last=False
+                    "watch", number, epoch=epoch, counted=counted, model_digest=model_digest, server=server
                 )
                 store.attempts.open("watch", round + 1, ["a", "b"], model_digest)
                 self.gc(store.blobs_in_use())

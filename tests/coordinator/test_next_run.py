@@ -40,7 +40,7 @@ def test_what_privacy_has_cost_is_not_forgotten_by_another_run_nor_by_one_that_i
             facts = {"model_digest": fleet.model_digest, "server": blobs.put(codec.encode_tensors(ledger.as_tensors()))}
             number = fleet.tried + 1
             facts["spent"] = learning.spent(facts["server"])
-            store.attempts.commit("watch", number, epoch=fleet.epoch, counted=[], last=False, **facts)
+            store.attempts.commit("watch", number, epoch=fleet.epoch, counted=[], **facts)
             return store.fleets.get("watch")
 
         learning = learning_of(config, run, blobs)

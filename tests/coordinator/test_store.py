@@ -117,7 +117,7 @@ def test_commit_names_body_and_devices_at_once(store):
     number = opened(store).attempt
     keep(store, number, "a"), keep(store, number, "b", C)
     store.attempts.commit(
-        "watch", number, epoch=fleet.epoch, counted=[(number, "b"), (number, "a")], model_digest=C, server=A, last=False
+        "watch", number, epoch=fleet.epoch, counted=[(number, "b"), (number, "a")], model_digest=C, server=A
     )
     now = store.fleets.get("watch")
     assert (now.round, now.model_digest, now.server, now.status) == (1, C, A, "running")
@@ -131,7 +131,7 @@ def test_nothing_counts_twice(store):
     fleet = store.fleets.enter("watch", RUN, A, B)
     one = opened(store).attempt
     keep(store, one, "a")
-    values = {"epoch": fleet.epoch, "counted": [(one, "a")], "model_digest": C, "server": A, "last": False}
+    values = {"epoch": fleet.epoch, "counted": [(one, "a")], "model_digest": C, "server": A}
     store.attempts.commit("watch", one, **values)
     told = store.audit.verify()
     store.attempts.commit("watch", one, **values)  # the first answer may have been lost on the way
@@ -156,7 +156,7 @@ def test_updates_count_however_many_are_named_at_once(store, named, monkeypatch)
     made = [(early, "a"), (early, "b"), *((number, name) for name in names)]
     for attempt, name in [*made, (number, "f")]:
         keep(store, attempt, name)
-    values = {"epoch": fleet.epoch, "model_digest": C, "server": A, "last": False}
+    values = {"epoch": fleet.epoch, "model_digest": C, "server": A}
     for wrong in ([*made, (number, "e")], [*made, (early, "c")]):
         with pytest.raises(StateError, match=f"cannot count '{wrong[-1][1]}'"):
             store.attempts.commit("watch", number, counted=wrong, **values)
@@ -177,7 +177,6 @@ def test_a_commit_with_a_missing_update_changes_nothing(store):
             counted=[(number, "a"), (number, "b")],
             model_digest=C,
             server=A,
-            last=False,
         )
     assert store.updates.of("watch", number)[0].status == "stored"
     assert store.fleets.get("watch").model_digest == A
@@ -282,7 +281,7 @@ def test_an_older_coordinator_is_fenced(store):
     number = opened(store).attempt
     new = store.fleets.enter("watch", RUN, A, B)
     with pytest.raises(StateError, match=rf"another coordinator has it \(epoch {new.epoch}, ours {old.epoch}\)"):
-        store.attempts.commit("watch", number, epoch=old.epoch, counted=[], model_digest=C, server=A, last=False)
+        store.attempts.commit("watch", number, epoch=old.epoch, counted=[], model_digest=C, server=A)
     with pytest.raises(StateError, match="another coordinator"):
         store.fleets.save_machine("watch", old.epoch, b"state")
     assert store.fleets.machine("watch") is None
@@ -328,15 +327,17 @@ def test_updates_that_wait_are_entered_together_and_one_at_fault_fails_alone(sto
 
 
 def test_a_failed_round_is_tried_again_under_a_new_number(store):
-    fleet = store.fleets.enter("watch", RUN, A, B)
+    fleet = store.fleets.enter("watch", '{"rounds": 1, "seed": 0}', A, B)
     first = opened(store)
     store.attempts.fail("watch", first.attempt, "1 of at least 2 updates came")
     second = opened(store)
     assert (first.attempt, first.round, second.attempt, second.round) == (1, 1, 2, 1)
     with pytest.raises(StateError, match="not the open one"):
-        store.attempts.commit("watch", 1, epoch=fleet.epoch, counted=[], model_digest=C, server=A, last=False)
+        store.attempts.commit("watch", 1, epoch=fleet.epoch, counted=[], model_digest=C, server=A)
     keep(store, 2, "a")
-    store.attempts.commit("watch", 2, epoch=fleet.epoch, counted=[(2, "a")], model_digest=C, server=A, last=True)
+    store.attempts.commit("watch", 2, epoch=fleet.epoch, counted=[(2, "a")], model_digest=C, server=A)
+    assert store.fleets.get("watch").status == "done"
+    store.fleets.set_status("watch", "paused")  # ordered while it was committed
     assert store.fleets.get("watch").status == "done"
     assert [r.failure for r in store.attempts.of("watch")] == ["1 of at least 2 updates came", None]
 
@@ -429,9 +430,7 @@ def test_blobs_in_use(store):
     number = opened(store).attempt
     keep(store, number, "a", C)
     assert store.blobs_in_use() == {A, B, C}
-    store.attempts.commit(
-        "watch", number, epoch=epoch, counted=[(number, "a")], model_digest="d" * 64, server=B, last=False
-    )
+    store.attempts.commit("watch", number, epoch=epoch, counted=[(number, "a")], model_digest="d" * 64, server=B)
     assert C not in store.blobs_in_use()
 
 
@@ -443,7 +442,7 @@ def test_what_came_for_a_round_that_failed_or_came_too_late_is_kept_no_longer(st
     store.attempts.fail("watch", failed, "1 of at least 2 updates came")
     keep(store, closed, "a", "d" * 64)
     keep(store, closed, "b", "e" * 64)
-    facts = {"epoch": epoch, "counted": [(closed, "a")], "model_digest": A, "server": B, "last": False}
+    facts = {"epoch": epoch, "counted": [(closed, "a")], "model_digest": A, "server": B}
     store.attempts.commit("watch", closed, **facts)
     assert store.blobs_in_use() == {A, B}
 
@@ -519,9 +518,7 @@ def test_rounds_are_found_by_what_became_of_them(store):
     for round, devices in ((1, "ab"), (2, "a")):
         numbers.append(opened(store, round).attempt)
         counted = [(keep(store, numbers[-1], device) and numbers[-1], device) for device in devices]
-        store.attempts.commit(
-            "watch", numbers[-1], epoch=fleet.epoch, counted=counted, model_digest=C, server=A, last=False
-        )
+        store.attempts.commit("watch", numbers[-1], epoch=fleet.epoch, counted=counted, model_digest=C, server=A)
     numbers.append(opened(store, 3).attempt)
     keep(store, numbers[-1], "b")
     store.devices.see("watch", *(Sight(name, 1, {}) for name in "abc"))
@@ -562,7 +559,7 @@ while not over():
             store.updates.keep("watch", number, device, digest=digest, size=1, base_version=round - 1)
         model = f"{round:032x}{epoch:032x}"
         store.attempts.commit("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], model_digest=model,
-                           server=digest, last=False)
+                           server=digest)
         won.append([round, model])
     except StateError as error:
         if "another coordinator has it" not in str(error):
@@ -638,8 +635,7 @@ while True:
                 os.kill(os.getpid(), signal.SIGKILL)
         event.listen(store.database.engine, "after_cursor_execute", die)
         store.attempts.commit("watch", number, epoch=epoch, counted=[(number, "a"), (number, "b")], model_digest=c,
-                         server=a,
-                           last=False)
+                         server=a)
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     if status == 0:
@@ -670,9 +666,7 @@ def test_a_reader_sees_one_state_while_others_write(store):
     keep(store, number, "a", C)
     with store.database.reading() as tx:
         before = tx.exec_driver_sql("SELECT round FROM fleets").scalar()
-        store.attempts.commit(
-            "watch", number, epoch=epoch, counted=[(number, "a")], model_digest=C, server=B, last=False
-        )
+        store.attempts.commit("watch", number, epoch=epoch, counted=[(number, "a")], model_digest=C, server=B)
         assert tx.exec_driver_sql("SELECT round FROM fleets").scalar() == before == 0
     assert store.fleets.get("watch").round == 1
 
@@ -727,9 +721,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     def commit(self, older):
         rounds = [self.open, self.open - 1] if older else [self.open]
         pairs = [(n, u.device) for n in rounds for u in self.store.updates.of("watch", n) if u.status == "stored"]
-        self.store.attempts.commit(
-            "watch", self.open, epoch=self.epoch, counted=pairs, model_digest=C, server=B, last=False
-        )
+        self.store.attempts.commit("watch", self.open, epoch=self.epoch, counted=pairs, model_digest=C, server=B)
         self.open, self.round = None, self.round + 1
 
     @rule()

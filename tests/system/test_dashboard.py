@@ -180,7 +180,7 @@ def test_what_comes_late_of_one_fleet_is_not_shown_as_anothers_and_orders_go_to_
         made, late = (store.attempts.open("beta", 1, ["bela"], "a" * 64).attempt for _ in range(2))
         found = json.dumps({"metrics": {}, "weight": 1.0, "dense": 4})
         store.updates.keep("beta", made, "bela", digest="c" * 64, size=4, base_version=0, found=found)
-        facts = {"epoch": known.epoch, "model_digest": "c" * 64, "server": "b" * 64, "last": False}
+        facts = {"epoch": known.epoch, "model_digest": "c" * 64, "server": "b" * 64}
         store.attempts.commit("beta", late, counted=[(made, "bela")], **facts)  # as an asynchronous run does
 
     def give(order):
@@ -240,7 +240,7 @@ def test_the_mean_within_a_sum_stands_where_no_device_tells_its_own(tmp_path, pa
         for value in (0.5, 0.625):
             number = store.attempts.open("watch", fleet.round + 1, ["anna"], "a" * 64).attempt
             facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64}
-            store.attempts.commit("watch", number, last=False, means={"val_accuracy": value}, **facts)
+            store.attempts.commit("watch", number, means={"val_accuracy": value}, **facts)
             fleet = store.fleets.get("watch")
         store.devices.see("watch", Sight("anna", 1, {}))
         store.devices.see("watch", Sight("bela", 1, {}, online=False))
@@ -271,7 +271,7 @@ def test_what_privacy_has_cost_is_told_everywhere_and_by_whose_noise(tmp_path, p
     with Store(tmp_path / "coordinator.db") as store:
         fleet = store.fleets.enter("watch", run.to_json(), "a" * 64, "b" * 64)
         number = store.attempts.open("watch", 1, ["anna"], "a" * 64).attempt
-        facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64, "last": False}
+        facts = {"epoch": fleet.epoch, "counted": [], "model_digest": "c" * 64, "server": "b" * 64}
         spent = Spent(epsilon=7.5, delta=1e-5, budget=8.0, **cost)
         store.attempts.commit("watch", number, spent=spent, **facts)
     views, api = Views(tmp_path / "coordinator.db"), ApiConfig(port=0)

@@ -54,7 +54,7 @@ class Conductor:
         """A device that has been away for ``grace`` seconds has left. With ``secure`` nobody sees single updates.
         ``folded`` has others fold updates; None, and what it leaves undone: it is done here."""
         self.config, self.store, self._learning, self._hands = config, store, learning, hands
-        self._draw, self._secure, self._folded = config.draw, secure, folded
+        self._draw, self._secure, self._folded, self._run = config.draw, secure, folded, config.run.to_json()
         self._grace, self._not_before, self._failures = grace, 0.0, 0
         self._remembered: Collection[int] = ()
         """The attempts that the protocol's machine knows: of some a device may still deliver."""
@@ -182,7 +182,9 @@ class Conductor:
         busy = current is not None and current.phase in ("open", "closed")
         if current is not None and current.phase == "open" and self.fleet.life.canary:
             self._relieve(state, current)
-        if busy or self.over or self.fleet.status != "running" or time.monotonic() < self._not_before:
+        # Where the fleet learns another run by now, rounds of that are for who begins anew with it.
+        goes_on = (self.fleet.status, self.fleet.run) == ("running", self._run)
+        if busy or self.over or not goes_on or time.monotonic() < self._not_before:
             return
         online = {name for name, peer in state.peers.items() if peer.online}
         self._here, self._shut_out = online, set(state.quarantined())
@@ -415,7 +417,6 @@ class Conductor:
             model_digest=made.model_digest,
             server=made.server,
             spent=self._learning.spent(made.server) if made.counted else self._paid(attempt),
-            last=self.fleet.round + 1 >= self.config.run.rounds,
             down=down,
             dense=self._learning.dense,
             means=made.means,

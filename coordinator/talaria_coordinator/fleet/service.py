@@ -456,15 +456,14 @@ class Service:
         with order.answering():
             fleet = self._conductor.fleet
             await asyncio.to_thread(follow, order, fleet, self.config, self.store, self.blobs, self._learn)
-            self._conductor.refresh()
-            self._tell("next", round=fleet.round, rounds=order.rounds, reason=order.reason)
             self.again = True
             self.stop()
+            self._conductor.refresh()
+            self._tell("next", round=fleet.round, rounds=order.rounds, reason=order.reason)
             order.done(self._conductor.fleet.status)
 
     def _is_called_off(self, *, by_order: bool = False) -> bool:
-        """Whether the run that some devices try is called off by their gates, or by order; then all begins anew as it
-        was before."""
+        """Whether the run that is tried is called off, by gates or by order; then all begins anew as it was before."""
         found = judge(self._conductor.fleet, self.store, least=self.config.draw.least, by_order=by_order)
         if found is None:
             return False

@@ -99,7 +99,6 @@ class SiteConductor(Conductor):
                 row = self.store.attempts.open(name, now.round + 1, (), now.model_digest)
                 self.store.attempts.commit(
                     name, row.attempt, epoch=self.fleet.epoch, counted=(), model_digest=digest, server=now.server,
-                    last=row.round >= self.config.run.rounds,
                 )  # fmt: skip
 
         await insist(pass_by, lambda error: self._hands.tell("error", error=error), self._hands.leaving)

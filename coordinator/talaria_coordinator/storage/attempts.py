@@ -66,7 +66,6 @@ class Attempts:
         counted: Sequence[tuple[int, str]],
         model_digest: str,
         server: str,
-        last: bool,
         spent: Spent | None = None,
         down: int | None = None,
         dense: int | None = None,
@@ -75,7 +74,8 @@ class Attempts:
         """Commit the new global model and the exact set of updates in it, as (round, device), at once, and what privacy
         has cost with it; ``down`` are the bytes of models that went to devices since the round before, ``dense`` those
         of a whole one that travels as it is; ``means`` are those of what devices told within a sum. What is committed
-        already just so, stays: a database may fall silent after it did what it was asked.
+        already just so, stays: a database may fall silent after it did what it was asked. The fleet is done with the
+        last round of its run as that is now: it may have been extended while this was folded.
 
         Raises :class:`~talaria.errors.StateError` where another coordinator has taken the fleet over, the round
         is closed already, or an update is not stored.
@@ -98,6 +98,7 @@ class Attempts:
             digest = hashlib.sha256(listed.encode()).hexdigest()
             values = {"closed": now, **model, "counted": listed, "counted_sha256": digest, "down": down, "dense": dense}
             told = json.dumps(dict(means)) if means else None
+            last = round >= json.loads(row.run)["rounds"]
             tx.execute(update(ATTEMPTS).where(mine).values(**values, means=told))
             values = {"round": round, **model, "status": "done" if last else row.status}
             paid = {} if spent is None else {"privacy": spent.to_json()}

@@ -61,10 +61,12 @@ class Fleets:
             return sorted((fleet_of(row) for row in tx.execute(select(FLEETS))), key=lambda fleet: fleet.name)
 
     def set_status(self, fleet: str, status: Literal["running", "paused", "done", "aborted"], reason: str = "") -> None:
-        """Change what the fleet is doing; logged, with the reason."""
+        """Change what the fleet is doing; logged, with the reason. One that is done stays so: it may have committed its
+        last round just now."""
         with self._database.writing(fleet) as tx:
-            tx.execute(update(FLEETS).where(FLEETS.c.fleet == fleet).values(status=status))
-            append(tx, f"fleet-{status}", why(reason), fleet=fleet)
+            mine = (FLEETS.c.fleet == fleet) & (FLEETS.c.status != "done")
+            if tx.execute(update(FLEETS).where(mine).values(status=status)).rowcount:
+                append(tx, f"fleet-{status}", why(reason), fleet=fleet)
 
     def note_workers(self, fleet: str, workers: Sequence[Worker]) -> None:
         """How the fleet's ingest workers are now; for people, so that it is in no log."""

@@ -56,7 +56,8 @@ class Runs:
         with self._database.writing(fleet.name) as tx:
             mine = FLEETS.c.fleet == fleet.name
             now = fleet_of(tx.execute(select(FLEETS).where(mine)).one())
-            if (now.run, now.round) != (fleet.run, fleet.round):
+            # What it begins from takes seconds to work out: it may have been resumed meanwhile, and a round be open.
+            if (now.run, now.round, now.tried, now.status) != (fleet.run, fleet.round, fleet.tried, fleet.status):
                 raise StateError(f"fleet {fleet.name!r}: it has learned on meanwhile; try again")
             known = _recent(tuple(dict.fromkeys((*given, *now.life.given))))
             life = Life(
