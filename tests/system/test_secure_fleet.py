@@ -392,6 +392,21 @@ def test_who_shares_what_is_no_secret_ends_one_round_and_takes_part_in_no_other(
     assert [one["device"] for one in fleet.of("quarantined")] == ["dora"]
 
 
+def test_a_run_whose_last_round_is_passed_over_ends_and_its_devices_have_its_model(keyed, monkeypatch):
+    """They waited for a version that was never announced, until the coordinator was started again."""
+    fleet = keyed(rounds=1, members=FOUR, privacy=SECURE)
+    spoiling(monkeypatch, 1, lambda said: replace(said, boxes=tuple((n, bytes(len(b))) for n, b in said.boxes)))
+
+    async def scenario():
+        async with fleet.running(*FOUR):
+            await fleet.told_of("round-passed")
+            assert (await fleet.told_of("done", fleet=FLEET))["round"] == 1
+            for name in FOUR[:3]:
+                await fleet.told_of("done", device=name)
+
+    asyncio.run(asyncio.wait_for(scenario(), 100))
+
+
 def test_a_sum_with_garbage_in_it_is_not_used_and_nobody_is_blamed(keyed, monkeypatch):
     fleet = keyed(rounds=1, members=FOUR, privacy=SECURE)
     noise = np.random.default_rng(0)

@@ -198,7 +198,7 @@ class Service:
                     self._driver.spawn(self._tidying.work())
             case FoldFailed():
                 self._conductor.spoiled(event)
-                self._is_called_off()
+                self._after_failure()
             case CaughtUp():
                 self._conductor.caught_up()
                 self._tell("caught-up", since=event.round, round=self._conductor.fleet.round)
@@ -376,7 +376,7 @@ class Service:
                 self._conductor.closed(action)
             case a.RoundFailed():
                 self._conductor.failed(action.attempt, action.reason, action.opened)
-                self._is_called_off()
+                self._after_failure()
             case a.Fenced():
                 raise StateError(replaced(name, self._conductor.fleet.epoch, action))
             case a.KitAsked():
@@ -471,6 +471,12 @@ class Service:
         self._tell("canary", **found)
         self.again = self._stopped = bool(found["called_off"])
         return self.again
+
+    def _after_failure(self) -> None:
+        """A run that is tried may be called off; a secure round that is passed over makes a version."""
+        known = self._state.model
+        if not self._is_called_off() and known is not None and known.version != self._conductor.fleet.round:
+            self._publish_model(multicast=False)
 
     def _publish_model(self, multicast: bool) -> None:
         data = self.blobs.get(self._conductor.fleet.model_digest)
