@@ -12,10 +12,12 @@ from talaria.federated import rounds
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
+from talaria.privacy.rule import Privacy
 from talaria.simulation.experiment import prepare
 from talaria.types import Recipe
 from talaria_coordinator.cli.template import found
 from talaria_coordinator.config.fleet import FleetConfig, load_config
+from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.storage.records import Device
 
@@ -224,6 +226,18 @@ def test_asking_more_than_needed():
     assert set(rounds.cohort(more.run, 1, names)) < set(asked.cohort)
     out = set(asked.cohort[:3])
     assert cohort.ask(more.draw, 1, names, set(names), out).target == 4, "no more than there are"
+
+
+@pytest.mark.parametrize(
+    "what", [{"aggregator": "median:f=1"}, {"privacy": PrivacyConfig(rule=Privacy(clip=1.0, noise=2.0, epsilon=50.0))}]
+)
+def test_a_fleet_that_has_shrunk_closes_with_no_fewer_than_its_rule_needs(what):
+    """The target was a share of fewer: a quorum above it ended the coordinator at each start, and a rule that folds
+    three was given two."""
+    more = config(devices=5, fraction=0.6, over=0.7, **what)
+    for names in ("abcde", "abcd", "abc"):
+        asked = cohort.ask(more.draw, 1, tuple(names), set(names), ())
+        assert (asked.target, asked.quorum) == (3, 3)
 
 
 def test_an_asynchronous_run_asks_all_who_are_in():

@@ -114,12 +114,17 @@ def wanted(draw: Draw, round: int, members: Sequence[str], online: Collection[st
     here = sum(name in online for name in cohort)
     if draw.buffering is not None:
         return Asked(round, cohort, 1, here, draw.buffering.buffer, draw.buffering.max_staleness)
-    target = min(len(cohort), rounds.needed(draw.run, len(members))) if draw.over else len(cohort)
+    # A share of a fleet that has shrunk may be fewer than the rule folds, or than hide each other.
+    enough = max(rounds.needed(draw.run, len(members)), draw.least, _private(draw, len(cohort)))
+    target = min(len(cohort), enough) if draw.over else len(cohort)
     return Asked(round, cohort, quorum(draw, len(cohort), target), here, target)
 
 
 def quorum(draw: Draw, asked: int, target: int) -> int:
     """How many updates a round that asks so many devices needs to close, where it closes at once with ``target``."""
     # Fewer than the rule can fold would be no quorum: the round could only fail.
-    private = 1 if draw.privacy is None else draw.privacy.needed(asked)
-    return max(min(target, max(1, math.ceil(draw.quorum * target), draw.least)), private)
+    return max(min(target, max(1, math.ceil(draw.quorum * target), draw.least)), _private(draw, asked))
+
+
+def _private(draw: Draw, asked: int) -> int:
+    return 1 if draw.privacy is None else draw.privacy.needed(asked)
