@@ -8,10 +8,13 @@ from tests.system.test_in_process import House, run_all
 
 from talaria.errors import StateError
 from talaria.federated.run import Run
+from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet.aggregation import Learning
+from talaria_coordinator.fleet.life import carry_out
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.storage.attempts import Attempts
 from talaria_coordinator.storage.runs import Runs
+from talaria_edge.agent.rounds import Rounds
 
 
 @pytest.fixture
@@ -153,3 +156,40 @@ def test_no_round_of_the_old_run_opens_once_another_has_followed_it(house, a_run
     rows = one.store.attempts.of("watch")
     assert {row.failure for row in rows} == {None}
     assert [row.cohort for row in rows][-3:] == [("anna", "bela", "carl"), ("anna", "bela"), ("anna", "bela")]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_round_that_is_called_off_while_no_coordinator_serves_never_counts(house, a_run, monkeypatch, killed):
+    """Or just before one was killed, that had kept the order in the record and not yet told its machine."""
+    one, learn, may = house(a_run(rounds=1)), Rounds.learn, asyncio.Event()
+
+    async def waits(*args):
+        await may.wait()
+        await learn(*args)
+
+    monkeypatch.setattr(Rounds, "learn", waits)
+
+    async def scenario():
+        agents = [asyncio.ensure_future(one.agent(name, stay=True)) for name in one.data]
+        serving = asyncio.ensure_future(one.serve())
+        await one.told_of("progress", phase="working", device="anna")
+        one.services[-1].stop()
+        await serving
+        config = FleetConfig(name="watch", run=one.run, state=one.folder, members=tuple(one.data))
+        carry_out(Order("abort"), one.store.fleets.get("watch"), config, one.store, one.blobs)
+        if killed:
+            one.store.attempts.fail("watch", 1, "called off by the operator")
+        serving = asyncio.ensure_future(one.serve())
+        await one.told_of("round-failed", attempt=1, reason="called off by the operator")
+        may.set()
+        assert await give(one, "resume") == "running"
+        await one.told_of("done", fleet="watch")
+        one.services[-1].stop()
+        await serving
+        for task in agents:
+            task.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+
+    run_all(scenario())
+    rows = [(row.failure, row.counted) for row in one.store.attempts.of("watch")]
+    assert rows == [("called off by the operator", None), (None, ((2, "anna"), (2, "bela"), (2, "carl")))]

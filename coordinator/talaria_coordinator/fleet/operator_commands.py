@@ -24,6 +24,7 @@ from talaria_coordinator.storage.records import Fleet
 
 Verb = Literal["pause", "resume", "abort", "extend", "next", "retire", "readmit", "quarantine", "release"]
 Status = Literal["running", "paused", "aborted"]
+CALLED_OFF = "called off by the operator"
 _FROM: dict[Verb, tuple[str, ...]] = {
     "pause": ("running", "paused"),
     "resume": ("running", "paused", "aborted"),
@@ -79,7 +80,7 @@ def decide(order: Order, fleet: Fleet, state: CoordinatorState) -> tuple[Status 
     open_ = state.attempt
     event = None
     if order.verb == "abort" and open_ is not None and open_.phase in ("open", "closed"):
-        event = e.AbortRound(time.monotonic(), open_.number, order.reason or "called off by the operator")
+        event = e.AbortRound(time.monotonic(), open_.number, order.reason or CALLED_OFF)
     return (None if fleet.status == status else status), event
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +23,11 @@ from talaria.protocol.coordinator.state import LIVE, Attempt, Peer
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.aggregation import Learning, LeftOut, Made, NothingLeft, passing
+from talaria_coordinator.fleet.briefing import briefing
 from talaria_coordinator.fleet.hands import AGAIN_S, Hands, leaves_within
 from talaria_coordinator.fleet.life import gates
 from talaria_coordinator.fleet.notices import Folded, FoldFailed
+from talaria_coordinator.fleet.operator_commands import CALLED_OFF
 from talaria_coordinator.fleet.secure import Secure, secured
 from talaria_coordinator.fleet.waiting import Gathering, Patience, waits
 from talaria_coordinator.storage.records import Fleet, Spent
@@ -142,11 +143,21 @@ class Conductor:
         return found
 
     def settle(self, state: CoordinatorState) -> None:
-        """After a start: fail what was open in the store and is not in the machine."""
-        for row in self.store.attempts.unclosed(self.config.name):
-            machine = state.attempts.get(row.attempt)
+        """After a start: fail what was open in the store and is not in the machine, and call off there what an order
+        has called off while nobody served the fleet, or was about to when this coordinator was killed."""
+        name, current = self.config.name, state.attempt
+        for left in self.store.attempts.unclosed(name):
+            machine = state.attempts.get(left.attempt)
             if machine is None or machine.phase in ("failed", "carried"):
-                self.store.attempts.fail(self.config.name, row.attempt, UNANNOUNCED, self._remembered)
+                self.store.attempts.fail(name, left.attempt, UNANNOUNCED, self._remembered)
+        if current is None or current.phase not in ("open", "closed"):
+            return
+        row = self.store.attempts.get(name, current.number)
+        failed = row is not None and row.failure is not None
+        if failed:
+            self._called_off.add(current.number)
+        if failed or (self.fleet.status == "aborted" and self.call_off(current.number, CALLED_OFF)):
+            self._hands.feed(e.AbortRound(time.monotonic(), current.number, CALLED_OFF))
 
     def amended(self, state: CoordinatorState) -> e.Amend:
         """What of a round that is open has changed since it was opened: in fleet.toml, or by an order."""
@@ -208,7 +219,8 @@ class Conductor:
         self._hands.tell(
             "round-opened", attempt=row.attempt, round=asked.round, cohort=len(asked.cohort), online=asked.online
         )
-        told, seconds = self._told(asked, self._terms(row.attempt, asked)), self._seconds()
+        terms, seconds = self._terms(row.attempt, asked), self._seconds()
+        told = briefing(asked, terms, self.fleet, self._learning, self.store)
         step_s = 0.0 if self._secure is None or self.config.privacy is None else self.config.privacy.step_s
         since = self.fleet.life.tried + 1
         opened = e.OpenRound(
@@ -241,18 +253,6 @@ class Conductor:
         found = waits(self._draw, self.fleet.round + 1, roster, devices, self._here)
         if found is not None:
             self._hands.tell("waiting", **found.facts())
-
-    def _told(self, asked: cohort.Asked, terms: Mapping[str, str]) -> dict[str, bytes]:
-        """What each device is told with the request for work: the round, and, asynchronously, the last one of
-        its own that counted, so that its private part goes on from there."""
-        if not asked.stale:
-            gate = {"gate": True} if asked.round == self.fleet.life.canary.get("gate") else {}
-            said = {"round": asked.round, **gate, **terms}
-            spent = self._learning.promises(self.fleet, asked.cohort)
-            told = {name: {**said, "privacy": spent[name]} if spent else said for name in asked.cohort}
-            return {name: json.dumps(one).encode() for name, one in told.items()}
-        last = self.store.updates.counted_rounds(self.config.name)
-        return {name: json.dumps({"round": asked.round, "after": last.get(name, 0)}).encode() for name in asked.cohort}
 
     def _refilled(self) -> tuple[str, ...]:
         """The roster, if there is one, without those who were shut out since and whose place another waits for."""

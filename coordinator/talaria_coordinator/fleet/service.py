@@ -224,8 +224,8 @@ class Service:
         self._publish_model(multicast=False)
         self._settle_members()
         self._feed(self._conductor.amended(self._state))
-        self._talk.resume(self._state)
         self._conductor.settle(self._state)
+        self._talk.resume(self._state)
 
     def _settle_members(self) -> None:
         """Shut out who was revoked, and let in who was enrolled anew."""
