@@ -1,5 +1,6 @@
 """Secure rounds over the store: words kept together, updates taken side by side, and steps that wait for them."""
 
+import asyncio
 from dataclasses import replace
 from threading import Thread
 
@@ -17,6 +18,8 @@ from talaria.privacy.rule import Privacy
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.wire.signing import Signer
+from talaria_coordinator.fleet.conversation import Conversation
+from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.secure import GoneError, Secure
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.storage.store import Store
@@ -74,6 +77,24 @@ def test_a_late_word_of_an_attempt_that_is_forgotten_holds_up_no_other(secure):
     assert isinstance(refused, e.WordRefused)
     assert not refused.offence
     assert [(one.attempt, one.device) for one in kept] == [(2, name) for name in NAMES]
+
+
+def test_a_step_that_the_disk_held_up_until_its_round_was_called_off_is_let_go(secure):
+    """It was tried anew for ever, with an error in the journal each time."""
+    asked(secure, 1)
+    asked(secure, 2)
+    told, answers = [], []
+
+    async def put(answer):
+        answers.append(answer)
+
+    async def go_on():
+        hands = Hands(print, lambda event, **facts: told.append(facts), asyncio.create_task, put)
+        await asyncio.wait_for(Conversation(secure, hands).go_on(a.StepOver(1, 0)), 20)
+
+    asyncio.run(go_on())
+    assert told == []
+    assert [(type(answer), answer.attempt) for answer in answers] == [(e.AbortRound, 1)]
 
 
 def test_a_step_ends_when_all_that_was_taken_is_kept(secure):

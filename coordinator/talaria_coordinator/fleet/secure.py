@@ -150,7 +150,11 @@ class Secure:
         """Go on with those who have said their word. Beside, who was found to lie, and how."""
         with self._line:
             self._settle()
-            half, liars = self._known(over.attempt), dict[str, str]()
+            liars = dict[str, str]()
+            try:
+                half = self._known(over.attempt)
+            except GoneError as error:  # it was called off while the disk refused, and another has begun since
+                return e.AbortRound(time.monotonic(), over.attempt, str(error)), liars
             if PHASES.index(half.phase) == over.step:
                 came = half.came
                 try:
