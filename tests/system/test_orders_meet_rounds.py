@@ -13,6 +13,7 @@ from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.life import carry_out
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.storage.attempts import Attempts
+from talaria_coordinator.storage.devices import Devices
 from talaria_coordinator.storage.runs import Runs
 from talaria_edge.agent.rounds import Rounds
 
@@ -193,3 +194,40 @@ def test_a_round_that_is_called_off_while_no_coordinator_serves_never_counts(hou
     run_all(scenario())
     rows = [(row.failure, row.counted) for row in one.store.attempts.of("watch")]
     assert rows == [("called off by the operator", None), (None, ((2, "anna"), (2, "bela"), (2, "carl")))]
+
+
+@pytest.mark.parametrize("verb", ["quarantine", "release"])
+def test_who_is_shut_out_is_in_the_record_though_the_disk_refused_it_at_first(house, a_run, monkeypatch, verb):
+    """The machine is kept before the record, or the record before the machine: a start lets them agree."""
+    one, real, refuses = house(a_run(rounds=1)), Devices.quarantine, [verb == "quarantine"]
+
+    def quarantine(*args):
+        if refuses.pop() if refuses else False:
+            raise StateError("the disk is full")
+        real(*args)
+
+    async def scenario():
+        serving = asyncio.ensure_future(one.serve())
+        agent = asyncio.ensure_future(one.agent("anna"))
+        await one.told_of("device-up", device="anna")
+        if verb == "release":
+            await give(one, "quarantine", device="anna", reason="odd")
+            real(one.store.devices, "watch", "anna", None)  # and then it was killed
+        else:
+            monkeypatch.setattr(Devices, "quarantine", quarantine)
+            with pytest.raises(StateError, match="full"):
+                await give(one, "quarantine", device="anna", reason="odd")
+        one.services[-1].stop()
+        await serving
+        serving = asyncio.ensure_future(one.serve())
+        await one.told_of("connected", fleet="watch")
+        while len(one.of("started")) < 2:
+            await asyncio.sleep(0.02)
+        assert [d.quarantine for d in one.store.devices.of("watch")] == ["odd"]
+        assert await give(one, "release", device="anna") == "running"
+        assert [d.quarantine for d in one.store.devices.of("watch")] == [None]
+        one.services[-1].stop()
+        agent.cancel()
+        await asyncio.gather(serving, agent, return_exceptions=True)
+
+    run_all(scenario())

@@ -48,7 +48,7 @@ from talaria_coordinator.fleet.scheduler import Conductor
 from talaria_coordinator.fleet.secure import secure_of
 from talaria_coordinator.fleet.tidying import Tidying
 from talaria_coordinator.fleet.vacancy import look, older, replaced
-from talaria_coordinator.fleet.witness import sights, witness
+from talaria_coordinator.fleet.witness import agree, sights, witness
 from talaria_coordinator.identity.eviction import KeepOut, nowhere
 from talaria_coordinator.storage.blobs import Blobs
 from talaria_coordinator.storage.store import Store
@@ -214,9 +214,9 @@ class Service:
         """Tell the machine what is on disk, and settle where machine and store were parted by a crash."""
         now = time.monotonic()
         chunks = self._intake.resume(self._state.transfers())
-        stored = self._conductor.stored(self._state)
-        kept = sum(map(len, chunks.values()))
+        stored, kept = self._conductor.stored(self._state), sum(map(len, chunks.values()))
         fleet, rounds = self._conductor.fleet, self.config.run.rounds
+        agree(self._state, fleet.name, self.store)
         self._tell("started", epoch=fleet.epoch, round=fleet.round, rounds=rounds, chunks=kept)
         self._feed(e.Start(now, fleet.epoch, chunks, stored))
         if self._is_called_off():  # by gates that had answered before a crash

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from talaria.protocol import actions as a
+from talaria.protocol.coordinator.machine import CoordinatorState
 from talaria.protocol.coordinator.presence import DOUBLED
 from talaria.wire.validity import day_of
 from talaria_coordinator.storage.devices import Sight
@@ -55,6 +56,15 @@ def witness(action: a.Action, fleet: Fleet, store: Store, tell: Callable[..., No
                 fleet.name, action.attempt, action.device, action.first.hex(), action.second.hex()
             )
             tell("equivocation", attempt=action.attempt, device=action.device)
+
+
+def agree(state: CoordinatorState, fleet: str, store: Store) -> None:
+    """Let the record of ``fleet`` say who is shut out as its machine has it, which is kept first: a crash may come
+    between."""
+    out = state.quarantined()
+    known = {device.device for device in store.devices.of(fleet) if device.quarantine is not None}
+    for device in sorted(known ^ out.keys()):
+        store.devices.quarantine(fleet, device, out.get(device))
 
 
 def _outrun(device: a.DeviceUp, epoch: int) -> str:
