@@ -155,6 +155,28 @@ def test_an_upload_that_is_dropped_is_waited_for_no_more():
     run(story)
 
 
+def test_what_becomes_of_an_upload_that_was_dropped_says_nothing_of_the_same_that_is_offered_anew():
+    """As for the next try at a round whose deadline came while a slow disk kept it. It was never checked, and its
+    device waited for its receipt until that deadline too."""
+
+    async def story(desk, seat):
+        worker = await desk.workers.get()
+        seat.take(KEY, CUT)
+        before = asyncio.ensure_future(seat.checked(KEY, 1, "ab"))
+        await asyncio.sleep(0)
+        seat.drop(KEY)
+        assert await before is None
+        seat.take(KEY, CUT)
+        worker.says(w.Kept(*KEY, "{}"), w.Has(*KEY, []))
+        await desk.came.get()
+        after = asyncio.ensure_future(seat.checked(KEY, 1, "ab"))
+        await asyncio.sleep(0)
+        worker.says(w.Kept(*KEY, "{}"))
+        assert await after == w.Kept(*KEY, "{}")
+
+    run(story)
+
+
 def test_how_a_worker_is_can_be_asked_at_any_time():
     async def story(desk, seat):
         async def until(true):

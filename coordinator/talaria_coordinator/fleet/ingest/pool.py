@@ -244,8 +244,9 @@ class Seat:
             case w.Kept() | w.Unfit() | w.Torn():
                 key = word.device, word.xfer
                 self._updates += isinstance(word, w.Kept)
-                if not isinstance(word, w.Torn):
-                    self._uploads.pop(key, None)  # whoever comes next has nothing to do with it
+                # Whoever comes next has nothing to do with it; what nobody waits for is of one that was dropped.
+                if key in self._checks and not isinstance(word, w.Torn):
+                    self._uploads.pop(key, None)
                 self._tell_verdict(key, word)
             case w.Sum():
                 if self._sum is not None and not self._sum.done():
