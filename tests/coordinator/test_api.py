@@ -587,6 +587,16 @@ def test_metrics_follow_the_journal_the_machine_and_the_store(views, tmp_path):
     assert found["process_resident_memory_bytes", ()] > 2**20
 
 
+def test_a_fleet_that_waits_for_its_store_or_its_broker_reaches_none(views, tmp_path):
+    """As after `extend` while the broker is away: no alert told of it, all night."""
+    metrics = Metrics("watch", views, tmp_path)
+    metrics.tell({"event": "connected", "at": 1.0})
+    metrics.tell({"event": "ingest-connected", "worker": 0, "at": 1.0})
+    metrics.tell({"event": "failed", "error": "cannot use the MQTT broker", "again_in_s": 2.0, "at": 2.0})
+    found = figures(metrics)
+    assert (found["talaria_broker_up", ()], found["talaria_ingest_workers", ()]) == (0, 0)
+
+
 def test_the_docs_explain_the_figures_and_no_others(views, tmp_path):
     table = (Path(__file__).parents[2] / "docs" / "operating.md").read_text().split("| Figure |")[1].split("\n\n")[0]
     explained = set(re.findall(r"`([a-z_]+)(?:\{[a-z,]*\})?`", "\n".join(re.findall(r"^\| (`.*?) \|", table, re.M))))

@@ -140,6 +140,10 @@ class Metrics:
                 self._up.labels(fleet).set(1)
             case "disconnected":
                 self._up.labels(fleet).set(0)
+            case "failed":  # its links are closed until it begins anew
+                self._up.labels(fleet).set(0)
+                self._workers.clear()
+                self._ingest.labels(fleet).set(0)
             case "ingest-connected":
                 self._workers.add(event["worker"])
                 self._ingest.labels(fleet).set(len(self._workers))
