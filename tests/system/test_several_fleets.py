@@ -13,6 +13,7 @@ from talaria.federated import global_model
 from talaria.federated.run import Member
 from talaria.simulation.run import simulate
 from talaria.types import Samples
+from talaria_coordinator.broker.mosquitto import BESIDE, memory
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.config.store import StoreConfig
 from talaria_coordinator.server.open_state import held
@@ -79,6 +80,26 @@ def test_two_fleets_share_a_broker_and_a_third_fails_alone(tmp_path, a_run):
     finally:
         torch.set_num_threads(before)
         worker.shutdown()
+
+
+def test_a_broker_that_fleets_share_has_room_for_all_of_them(tmp_path, a_run):
+    """It had that of whichever began first, and disconnected the devices of another."""
+    small = config_of(tmp_path, "watch", a_run(rounds=2))
+    large = replace(small, name="phone", state=tmp_path / "phone", members=(), devices=200, chunk=1 << 20)
+
+    async def story():
+        serving = asyncio.ensure_future(serve_all([small, large], told.append))
+        while sum(item["event"] == "ready" for item in told) < 2:
+            await asyncio.sleep(0.05)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    told = []
+    asyncio.run(asyncio.wait_for(story(), 100))
+    (file,) = tmp_path.glob("*/broker/mosquitto.conf")
+    lines = file.read_text().splitlines()
+    assert f"max_packet_size {large.chunk + BESIDE}" in lines
+    assert f"memory_limit {memory(202, large.chunk)}" in lines
 
 
 def test_fleets_in_each_others_way_are_refused(tmp_path, a_run):

@@ -103,7 +103,9 @@ async def serve_all(
 
         async def one(config: FleetConfig) -> None:
             try:
-                await _served(config, report, insecure, lambda: _broker(config, brokers, running), served, above)
+                await _served(
+                    config, report, insecure, lambda: _broker(config, configs, brokers, running), served, above
+                )
             except TalariaError as error:
                 errors.append(error)
                 if len(configs) > 1:
@@ -137,11 +139,14 @@ def require_apart(configs: Sequence[FleetConfig]) -> None:
         raise ConfigError("serve: fleets of one [store] database need their blobs in one place: name one [store] blobs")
 
 
-def _broker(config: FleetConfig, stack: ExitStack, running: dict[object, Broker]) -> Broker:
-    """The broker of a fleet, begun where none of those that run is for it."""
-    managed = "://" not in config.broker and config.identity is None
-    key: object = (config.broker, config.host, config.port) if managed else config.name
+def _broker(
+    config: FleetConfig, configs: Sequence[FleetConfig], stack: ExitStack, running: dict[object, Broker]
+) -> Broker:
+    """The broker of a fleet, begun where none of those that run is for it; with room for all ``configs`` that share
+    it."""
+    key = _shared(config)
     if key not in running:
+        sharing = [one for one in configs if _shared(one) == key]
         security = None if config.identity is None else config.identity / "broker"
         running[key] = stack.enter_context(
             open_broker(
@@ -150,11 +155,17 @@ def _broker(config: FleetConfig, stack: ExitStack, running: dict[object, Broker]
                 port=config.port,
                 state=config.state / "broker",
                 security=security,
-                devices=config.expected,
-                chunk=config.chunk,
+                devices=sum(one.expected for one in sharing),
+                chunk=max(one.chunk for one in sharing),
             )
         )
     return running[key]
+
+
+def _shared(config: FleetConfig) -> object:
+    """What fleets that share a broker have alike."""
+    managed = "://" not in config.broker and config.identity is None
+    return (config.broker, config.host, config.port) if managed else config.name
 
 
 async def _served(
