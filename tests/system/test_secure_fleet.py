@@ -10,6 +10,7 @@ import pytest
 from tests.keyed import FLEET, Keyed, data_of
 
 from talaria import tensors
+from talaria.errors import StateError
 from talaria.federated import global_model, rounds
 from talaria.federated.private_rule import private_rule
 from talaria.federated.run import Member
@@ -25,6 +26,7 @@ from talaria.wire import codec
 from talaria_coordinator.config.privacy import PrivacyConfig
 from talaria_coordinator.fleet.operator_commands import Order
 from talaria_coordinator.fleet.service import Service
+from talaria_coordinator.storage.attempts import Attempts
 from talaria_coordinator.storage.blobs import FolderBlobs
 from talaria_coordinator.web.queries import Views
 from talaria_edge.agent.agent import Agent
@@ -440,6 +442,35 @@ def test_a_round_whose_sum_was_to_open_is_paid_for_whatever_comes_of_it(keyed, m
         spent = store.fleets.get(FLEET).spent
     assert (spent.rounds, spent.version) == (dict.fromkeys(FOUR, 1), 1)
     assert spent.epsilon == pytest.approx(epsilon(2.0, 1, 1e-5))
+
+
+def test_a_round_that_a_full_disk_kept_from_being_passed_over_is_so_at_the_next_start(keyed, monkeypatch):
+    """It failed there as any other, which is paid by nobody, and was tried again."""
+    rule = Privacy(secure=True, clip=1.0, noise=2.0, epsilon=50.0, noise_by="devices")
+    fleet = keyed(rounds=1, members=FOUR, privacy=replace(SECURE, rule=rule))
+    spoiling(monkeypatch, 1, lambda said: replace(said, boxes=tuple((n, bytes(len(b))) for n, b in said.boxes)))
+    commit, full = Attempts.commit, [True]
+
+    def refused(*args, **facts):
+        if full:
+            raise StateError("the disk is full")
+        commit(*args, **facts)
+
+    monkeypatch.setattr(Attempts, "commit", refused)
+
+    async def until(true):
+        async with fleet.running(*FOUR) as tasks:
+            await true(tasks)
+
+    with pytest.raises(StateError, match="full"):
+        asyncio.run(asyncio.wait_for(until(lambda tasks: asyncio.wait([tasks["co"]])), 100))
+    full.clear()
+    fleet.told.clear()
+    asyncio.run(asyncio.wait_for(until(lambda _: fleet.told_of("done", fleet=FLEET)), 100))
+    assert fleet.of("round-passed", attempt=1)
+    assert fleet.counted() == {1: []}
+    with fleet.store as store:
+        assert store.fleets.get(FLEET).spent.rounds == dict.fromkeys(FOUR, 1)
 
 
 def test_a_round_that_is_called_off_while_it_opens_is_paid_for_and_not_made_again(keyed, monkeypatch):

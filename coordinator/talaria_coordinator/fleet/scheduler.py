@@ -148,15 +148,16 @@ class Conductor:
         name, current = self.config.name, state.attempt
         for left in self.store.attempts.unclosed(name):
             machine = state.attempts.get(left.attempt)
-            if machine is None or machine.phase in ("failed", "carried"):
+            gone = machine is None or machine.phase in ("failed", "carried")
+            if gone and self._is_agreed(left.attempt):
+                self._pass(left.attempt, UNANNOUNCED)
+            elif gone:
                 self.store.attempts.fail(name, left.attempt, UNANNOUNCED, self._remembered)
         if current is None or current.phase not in ("open", "closed"):
             return
         row = self.store.attempts.get(name, current.number)
-        failed = row is not None and row.failure is not None
-        if failed:
-            self._called_off.add(current.number)
-        if failed or (self.fleet.status == "aborted" and self.call_off(current.number, CALLED_OFF)):
+        off = self.fleet.status == "aborted" or (row is not None and row.failure is not None)
+        if off and self.call_off(current.number, CALLED_OFF):
             self._hands.feed(e.AbortRound(time.monotonic(), current.number, CALLED_OFF))
 
     def amended(self, state: CoordinatorState) -> e.Amend:
@@ -211,8 +212,7 @@ class Conductor:
             self._wait(roster)
             return
         self._waiting.over(time.monotonic())
-        reason = self._learning.unaffordable(self.fleet, asked.cohort)
-        if reason:
+        if reason := self._learning.unaffordable(self.fleet, asked.cohort):
             self._end(reason)
             return
         row = self.store.attempts.open(self.config.name, asked.round, asked.cohort, self.fleet.model_digest)

@@ -212,19 +212,19 @@ class Service:
 
     def _resume(self) -> None:
         """Tell the machine what is on disk, and settle where machine and store were parted by a crash."""
-        now = time.monotonic()
         chunks = self._intake.resume(self._state.transfers())
         stored, kept = self._conductor.stored(self._state), sum(map(len, chunks.values()))
         fleet, rounds = self._conductor.fleet, self.config.run.rounds
         agree(self._state, fleet.name, self.store)
         self._tell("started", epoch=fleet.epoch, round=fleet.round, rounds=rounds, chunks=kept)
-        self._feed(e.Start(now, fleet.epoch, chunks, stored))
+        self._feed(e.Start(time.monotonic(), fleet.epoch, chunks, stored))
         if self._is_called_off():  # by gates that had answered before a crash
             return
         self._publish_model(multicast=False)
         self._settle_members()
         self._feed(self._conductor.amended(self._state))
         self._conductor.settle(self._state)
+        self._after_failure()
         self._talk.resume(self._state)
 
     def _settle_members(self) -> None:
