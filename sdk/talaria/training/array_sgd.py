@@ -27,25 +27,30 @@ class ArraySGD:
         """Put the next values of those that have slopes into ``weights``, whose arrays are not written to.
 
         They go along ``scale * (slope + weight decay * at)``; ``at`` is by default the weights themselves."""
-        recipe, decayed = self.recipe, weights if at is None else at
+        recipe = self.recipe
+        if at is not None or scale != 1:  # then the decay is part of what is clipped, and of what Adam divides
+            decayed, decay = weights if at is None else at, recipe.weight_decay
+            slopes = {
+                name: scale * (slope + decay * decayed[name] if decay else slope) for name, slope in slopes.items()
+            }
+            recipe = recipe.but(weight_decay=0.0)
         slopes = _clipped(slopes, recipe.clip)
         for name, slope in slopes.items():
             weight = weights[name]
             if recipe.optimizer in ("adam", "adamw"):
-                weights[name] = self._adam(name, weight, slope)
+                weights[name] = self._adam(recipe, name, weight, slope)
                 continue
-            way = slope + recipe.weight_decay * decayed[name] if recipe.weight_decay else slope
-            way = way if scale == 1 else scale * way
+            now = slope + recipe.weight_decay * weight if recipe.weight_decay else slope
+            way = now
             if recipe.momentum:
                 way = recipe.momentum * self._momentum[name] + way if name in self._momentum else way
                 self._momentum[name] = np.asarray(way, weight.dtype)
                 if recipe.optimizer == "nesterov":
-                    now = slope + recipe.weight_decay * decayed[name] if recipe.weight_decay else slope
-                    way = (now if scale == 1 else scale * now) + recipe.momentum * way
+                    way = now + recipe.momentum * way
             weights[name] = np.asarray(weight - recipe.lr * way, weight.dtype)
 
-    def _adam(self, name: str, weight: Array, slope: Array) -> Array:
-        recipe, kind = self.recipe, weight.dtype
+    def _adam(self, recipe: Recipe, name: str, weight: Array, slope: Array) -> Array:
+        kind = weight.dtype
         if recipe.optimizer == "adamw":
             weight = weight * np.asarray(1 - recipe.lr * recipe.weight_decay, kind)
         elif recipe.weight_decay:

@@ -97,11 +97,11 @@ class FunctionalSGD:
 
     def step(self, slopes: Tensors, *, at: Tensors | None = None, scale: float = 1.0) -> None:
         """One optimizer step of the weights, see :class:`~talaria.training.interface.Walk`."""
-        decay = 0.0 if at is None else self.recipe.weight_decay
+        decay = 0.0 if at is None and scale == 1 else self.recipe.weight_decay
         for name, weight in self._weights.items():
             weight.grad = torch.empty_like(weight).copy_(tensor_of(slopes[name])) if name in slopes else None
-            if weight.grad is not None and at is not None and decay:
-                weight.grad.add_(beside(self.module, at[name]), alpha=decay)
+            if weight.grad is not None and decay:
+                weight.grad.add_(weight.detach() if at is None else beside(self.module, at[name]), alpha=decay)
             if weight.grad is not None and scale != 1:
                 weight.grad.mul_(scale)
         self._optimizer.recipe = self.recipe.but(weight_decay=self.recipe.weight_decay - decay)
@@ -128,10 +128,10 @@ class FunctionalSGD:
     ) -> dict[str, Tensor | None]:
         if not at:  # all is frozen, which torch's gradient takes for a mistake
             return {}
-        buffers = self._buffers if keep else {k: v.clone() for k, v in self._buffers.items()}
         total: dict[str, Tensor | None] = dict.fromkeys(at)
         pieces, inputs, labels = min(self.recipe.accumulate, len(y)), beside(self.module, x), beside(self.module, y)
         for xs, ys in zip(inputs.tensor_split(pieces), labels.tensor_split(pieces), strict=True):
+            buffers = self._buffers if keep else {k: v.clone() for k, v in self._buffers.items()}
             with draws, lone_sample_in_eval(self.module, len(ys)):
                 out = functional_call(self.module, {**self._frozen, **at, **buffers}, (xs,))
             share = share_of(self._objective, array_of(ys), y)
@@ -142,5 +142,5 @@ class FunctionalSGD:
             slopes = torch.autograd.grad(out, [*at.values()], slope, allow_unused=True, create_graph=differentiable)
             for name, slope in zip(at, slopes, strict=True):
                 before = total[name]
-                total[name] = slope if before is None or slope is None else before + slope
+                total[name] = before if slope is None else slope if before is None else before + slope
         return total

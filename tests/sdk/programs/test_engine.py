@@ -374,6 +374,40 @@ def test_a_walk_goes_as_torchs_does(engines, spec_of, accumulate):
     assert_near(task, *ends, steps=6)
 
 
+@pytest.mark.parametrize("changes", [{}, {"clip": 0.5}, {"optimizer": "nesterov"}, {"optimizer": "adam"}])
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_scaled_step_of_a_walk_is_torchs(engines, spec_of, changes, elsewhere):
+    """Weight decay is scaled with the slopes, where it acts on the weights too, and clipped with them."""
+    task = task_of(spec_of("mlp"), recipe=RECIPE.but(lr=0.5, weight_decay=1.0, **changes))
+    state, rng = state_of(task.model), np.random.default_rng(1)
+    ends = []
+    for engine in (engines("mlp"), torch_engine):
+        walk = engine.walk(task, state, task.recipe)
+        slopes = {key: rng.standard_normal(value.shape).astype(np.float32) for key, value in walk.weights.items()}
+        rng = np.random.default_rng(1)
+        for _ in range(2):
+            walk.step(
+                slopes, at={key: np.asarray(-value) for key, value in state.items()} if elsewhere else None, scale=0.5
+            )
+        ends.append(walk.state())
+    assert_near(task, *ends, steps=2)
+
+
+def test_statistics_stand_still_between_the_slices_of_a_look_aside(engines, spec_of):
+    """Slices of two, two and a lone sample, which is normalized by the statistics: without ``keep`` by those before."""
+    task = task_of(spec_of("imu_cnn"), count=5, recipe=RECIPE.but(accumulate=3))
+    state, (x, y) = state_of(task.model), (task.train.x, task.train.y)
+    along = {key: value for key, value in state.items() if value.dtype == np.float32}
+    walks = [engine.walk(task, state, task.recipe) for engine in (engines("imu_cnn"), torch_engine)]
+    apart = [torch_engine.walk(task, state, task.recipe.but(accumulate=1)) for _ in range(3)]
+    pieces = list(zip(apart, (slice(0, 2), slice(2, 4), slice(4, 5)), strict=True))
+    parts = [(walk.gradient(x[rows], y[rows]), len(y[rows]) / 5) for walk, rows in pieces]
+    wanted = {key: np.asarray(sum(share * part[key] for part, share in parts)) for key in parts[0][0]}
+    for walk in walks:
+        assert_near(task, walk.gradient(x, y), wanted, steps=1)
+    assert_near(task, *(walk.curved(x, y, along, walk.draws("train/curve")) for walk in walks), steps=1)
+
+
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("name", ["imu_cnn", "fmnist_cnn"])
 def test_curvature_is_torchs(engines, spec_of, name, accumulate):

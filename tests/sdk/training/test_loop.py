@@ -478,6 +478,36 @@ def test_a_walk_keeps_statistics_only_where_asked() -> None:
     assert equal(only(walk.state(), walk.weights), only(before, walk.weights))
 
 
+class Skipping(nn.Module):
+    """A layer that every second pass goes without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.passes = nn.Linear(6, 6), nn.Linear(6, 3), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return self.head(self.body(x) if self.passes % 2 else x)
+
+
+def test_what_a_slice_goes_without_learns_from_the_others() -> None:
+    t = task(accumulate=2)
+    ends = []
+    for learn in (loop.train, None):
+        own = t.but(model=Skipping(), split=split_model(Skipping()))
+        with torch.no_grad():
+            for parameter in own.model.parameters():
+                parameter.fill_(0.1)
+        state = start(own)
+        if learn is None:
+            walk = FunctionalSGD(own, state, own.recipe)
+            for x, y in feed(own, own.recipe, own.train):
+                walk.step(walk.gradient(x, y, keep=True))
+        ends.append(walk.state() if learn is None else learn(own, state))
+    assert equal(*ends)
+    assert not equal(only(ends[0], ["body.weight"]), only(state, ["body.weight"]))
+
+
 @pytest.mark.parametrize("dim", ["plain", 0, 1, None])
 def test_curvature_is_the_hessians_product(dim: int | str | None) -> None:
     t = task(count=6, norm=False)
