@@ -1,7 +1,7 @@
 // Training by programs (docs/programs.md): ONNX graphs that are one step each. Runs in Node and in a page; `ort` is
 // onnxruntime-node or onnxruntime-web.
 import { AUGMENTATIONS } from "./augment.mjs";
-import { batches, cut, kept, stepsOf } from "./draws.mjs";
+import { batches, kept, stepsOf } from "./draws.mjs";
 import { product } from "./tensors.mjs";
 
 const TYPES = { F32: "float32", I64: "int64" };
@@ -124,7 +124,9 @@ export async function calibrated(program, state, samples, size = 256) {
   if (samples.y.length < 2) return state;
   const now = { ...state };
   for (const name of names) now[name] = { ...now[name], data: now[name].data.slice().fill(isFresh(name)[now[name].dtype]) };
-  for (const [done, index] of cut([...samples.y.keys()], size).entries()) {
+  const pieces = Math.ceil(samples.y.length / size); // each takes its rows from all over, as these may be sorted by label
+  for (let done = 0; done < pieces; done++) {
+    const index = [...samples.y.keys()].filter((row) => row % pieces === done);
     const rate = { dtype: "F32", shape: [], data: Float32Array.of(1 / (done + 1)) };
     const found = await look(program, { x: rows(samples, index).x, rate }, now);
     for (const name of names) now[name] = found[`next/weight/${name}`];

@@ -53,6 +53,17 @@ def copied(tensors: Tensors) -> Tensors:
     return {k: np.array(v, order="C") for k, v in tensors.items()}
 
 
+def spread(count: int, most: int) -> list[Array]:
+    """``count`` rows in as few pieces of at most ``most`` as there can be, all about as large: each takes its rows from
+    all over, as samples may be sorted by label.
+
+    >>> [piece.tolist() for piece in spread(5, 2)]
+    [[0, 3], [1, 4], [2]]
+    """
+    pieces = -(-count // most)
+    return [np.arange(first, count, pieces) for first in range(pieces)]
+
+
 def minus(a: Tensors, b: Tensors) -> Tensors:
     """``a - b`` over the names of ``a``."""
     return {k: np.asarray(v - b[k]) for k, v in a.items()}

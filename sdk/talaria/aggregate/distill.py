@@ -239,9 +239,8 @@ def _estimated(module: Module, shared: Tensors, x: Tensor, batch: int = 512) -> 
         layer.momentum = None
         layer.train()
     with torch.no_grad():
-        for piece in torch.split(x, batch):
-            if len(piece) > 1:
-                module(piece)
+        for index in tensors.spread(len(x), batch):
+            module(x[index])
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
         layer.eval()

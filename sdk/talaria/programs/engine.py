@@ -23,10 +23,9 @@ from talaria.programs.program import Program
 from talaria.programs.source import Need, Source
 from talaria.programs.training import Training
 from talaria.programs.vjp import Vjp
-from talaria.tensors import Array, Tensors
+from talaria.tensors import Array, Tensors, spread
 from talaria.training.batching import (
     LARGEST_CACHE,
-    cut,
     feed,
     kept,
     layer_draws,
@@ -174,7 +173,7 @@ class ProgramEngine:
         if not fresh or len(samples) < 2:
             return dict(state)
         now = {**state, **fresh}
-        for done, index in enumerate(cut(np.arange(len(samples)), batch), 1):
+        for done, index in enumerate(spread(len(samples), batch), 1):
             found = self.source.calibration()({"x": samples.x[index], "rate": np.array(1 / done, np.float32)}, now)
             now |= {name.removeprefix("next/weight/"): value for name, value in found.items()}
         return now

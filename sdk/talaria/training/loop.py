@@ -19,9 +19,9 @@ from talaria.errors import ModelError
 from talaria.model.cloning import clone
 from talaria.model.split import torn
 from talaria.model.state import array_of, beside, load, state_of
-from talaria.tensors import Array, Tensors
+from talaria.tensors import Array, Tensors, spread
 from talaria.training import batching
-from talaria.training.batching import AT_ONCE, cut, steps_of
+from talaria.training.batching import AT_ONCE, steps_of
 from talaria.training.interface import Task
 from talaria.training.layer_draws import LayerDraws
 from talaria.training.objectives import Pull
@@ -242,7 +242,7 @@ def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch:
         layer.momentum = None  # a cumulative mean over the pass
         layer.train()
     with torch.no_grad():
-        for index in cut(np.arange(len(samples)), batch):
+        for index in spread(len(samples), batch):
             module(beside(module, samples.x[index]))
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum

@@ -9,7 +9,7 @@ from tolerance import roundings, slack
 from torch import Tensor, nn
 
 from talaria.aggregate.adversarial import Attack, Normalization, adversarial
-from talaria.aggregate.distill import ROUNDS, Distilled, divergence, taught
+from talaria.aggregate.distill import ROUNDS, Distilled, _loaded, divergence, taught
 from talaria.aggregate.masked import MaskedMean
 from talaria.algorithms.heart_pfl import HeartPFL
 from talaria.errors import ConfigError, DataError, ModelError
@@ -227,6 +227,18 @@ def test_only_shared_tensors_move_and_norm_statistics_that_stay_home_are_estimat
     new, _ = rule.apply(shared, rule.init(shared), sent)
     assert set(new) == set(shared)
     assert equal(state_of(model), before)
+
+
+def test_statistics_that_stay_home_are_those_of_all_the_proxys_inputs() -> None:
+    """Of 514 inputs, sorted by label, the last two counted as much as all others."""
+    model, given = net(0, norm=True), images(1, 514)
+    proxy = given.take(np.argsort(given.y, kind="stable"))
+    shared, _ = HeartPFL().init(model, split_model(model, "head"))
+    _loaded(model, shared, torch.from_numpy(proxy.x))
+    with torch.no_grad():
+        out = model.body[0](torch.from_numpy(proxy.x)).transpose(0, 1).flatten(1)
+    np.testing.assert_allclose(model.body[1].running_mean, out.mean(1), rtol=0.05, atol=0.02)
+    np.testing.assert_allclose(model.body[1].running_var, out.var(1), rtol=0.05)
 
 
 def test_a_proxy_of_other_classes_is_refused_unless_the_teachers_label_it() -> None:

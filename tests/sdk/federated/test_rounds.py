@@ -185,6 +185,22 @@ def test_unlabelled_inputs_of_a_newcomer_calibrate_and_nothing_else(engine: str)
     assert equal(state_of(rounds.personalize(run, replace(few, unlabelled=others.x[:0]), shared, None)), alone)
 
 
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+@pytest.mark.parametrize("count", [256, 258, 520])
+def test_statistics_are_those_of_all_samples_however_many_and_in_whatever_order(engine: str, count: int) -> None:
+    """Sorted by label, in passes of 256: of 258 samples the last two counted as much as all others."""
+    y = np.sort(np.arange(count) % 3)
+    x = np.random.default_rng(0).standard_normal((count, 3, 16)).astype(np.float32) + 2 * y[:, None, None]
+    own = Samples(x.astype(np.float32), y)
+    shared, _ = rounds.start(RUN)
+    served = state_of(rounds.personalize(RUN, Member("b", own, samples(99, 3), engine=engine), shared, None))
+    conv = run_model.template(SPEC).get_submodule("conv1")
+    with torch.no_grad():
+        out = conv(torch.from_numpy(own.x)).transpose(0, 1).flatten(1)
+    np.testing.assert_allclose(served["bn1.running_mean"], out.mean(1).numpy(), rtol=0.05, atol=0.02)
+    np.testing.assert_allclose(served["bn1.running_var"], out.var(1).numpy(), rtol=0.05)
+
+
 @pytest.mark.parametrize(
     ("hparams", "engine"),
     [({}, "torch"), *((one, "onnx") for one in ({}, {"mix": 0.5}, {"tune_on": "all"}, {"tune": "head"}))],

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from talaria.tensors import Tensors
+from talaria.tensors import Tensors, spread
 from talaria.training import augment
 from talaria.training.engine import gradient
 from talaria.training.interface import Task
@@ -21,8 +21,8 @@ def body_gradient(task: Task, state: Tensors, objective: Objective) -> Tensors:
         return {}
     change, draws = augment.get(task.recipe.augment), task.draws("gradient")
     total: Tensors = {}
-    for begin in range(0, len(task.train), CHUNK):
-        piece = task.train.take(np.arange(begin, min(begin + CHUNK, len(task.train))))
+    for index in spread(len(task.train), CHUNK):
+        piece = task.train.take(index)
         piece = Samples(change(piece.x, draws), piece.y)
         part = gradient(task, state, only=body, samples=piece, objective=objective)
         share = share_of(objective, piece.y, task.train.y)

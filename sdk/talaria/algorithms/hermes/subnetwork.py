@@ -18,7 +18,7 @@ from talaria.model.split import WHOLE
 from talaria.model.weights import Model, Weights
 from talaria.model.widths import aligned
 from talaria.planning.plan import Plan
-from talaria.tensors import Array, Tensors
+from talaria.tensors import Array, Tensors, spread
 from talaria.training.engine import accuracy, gradient, train
 from talaria.training.interface import Task
 from talaria.types import Recipe
@@ -117,12 +117,10 @@ def _scores(task: Task, state: Tensors, own: Tensors, kind: Kind) -> dict[str, A
 
 def slopes_of(task: Task, state: Tensors) -> Tensors:
     """The mean gradient over the training samples, in slices no larger than those of training, so that it takes no
-    more memory. A slice is spread over all samples, as these may be sorted by label."""
+    more memory."""
     count = len(task.train)
-    pieces = math.ceil(count / math.ceil(task.recipe.batch / task.recipe.accumulate))
     mean: Tensors = {}
-    for first in range(pieces):
-        index = np.arange(first, count, pieces)
+    for first, index in enumerate(spread(count, math.ceil(task.recipe.batch / task.recipe.accumulate))):
         slopes = gradient(task, state, samples=task.train.take(index), purpose=f"importance {first}")
         mean = {k: np.asarray(mean.get(k, 0) + v * (len(index) / count)) for k, v in slopes.items()}
     return mean
