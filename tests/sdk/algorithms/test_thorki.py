@@ -267,6 +267,13 @@ def test_a_newcomer_trains_its_own_small_model(tiny: Tiny) -> None:
     assert float((own == task.train.y).mean()) > 0.6
 
 
+def test_a_newcomer_of_no_epochs_serves_the_small_models_first_weights(tiny: Tiny) -> None:
+    task = tiny(count=30).but(newcomer=True)
+    model = Thorki(join_epochs=0).personal(task, *Thorki().init(task.model, task.split))
+    assert isinstance(model, Fused)
+    assert equal(state_of(model.small), state_of(small_branch.task_of(task, small_branch.AUTO).model))
+
+
 @pytest.mark.parametrize(("shape", "largest"), [((6, 100), 15_000), ((1, 28, 28), 180_000), ((12,), 1_000)])
 def test_the_automatic_small_model_is_small_and_the_same_everywhere(
     tiny: Tiny, shape: tuple[int, ...], largest: int

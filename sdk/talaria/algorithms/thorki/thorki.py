@@ -38,7 +38,7 @@ from talaria.model.split import Split
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.training.engine import ready, served, state_of, train
 from talaria.training.interface import Task
-from talaria.types import Samples, Update
+from talaria.types import Recipe, Samples, Update
 
 if TYPE_CHECKING:
     from talaria.model.weights import Model
@@ -106,22 +106,21 @@ class Thorki:
             general = train(task, general, samples=learn)
         else:
             general = train(task, ready(task, general), only=tuple(shared), samples=learn)
-        small = self._small(task, under(private, SMALL), self.small_epochs, learn)
+        recipe = task.recipe if not self.small_epochs else task.recipe.but(epochs=self.small_epochs, steps=None)
+        small = self._small(task, under(private, SMALL), recipe, learn)
         kept = {k: v for k, v in general.items() if k not in shared}
         return update(task, general, shared), {**kept, **prefixed(small, SMALL)}
 
     def personal(self, task: Task, shared: Tensors, private: Tensors) -> Model:
         learn, adapt = divided(task, self.adapt_share)
         own = small_branch.task_of(task, self.small)
-        small = small_branch.fitting(own, under(private, SMALL)) or self._small(task, {}, self.join_epochs, learn)
+        recipe = task.recipe.but(epochs=self.join_epochs, steps=None)
+        small = small_branch.fitting(own, under(private, SMALL)) or self._small(task, {}, recipe, learn)
         general = ready(task, {**shared, **without(private, SMALL)})
         shift = label_shift(task) if self.prior == "local" else None
         branches = (task, general), (own, small)
         gate = fusion_gate.fitted(*branches, adapt, shift, kind=self.gate, steps=self.gate_steps, lr=self.gate_lr)
         return fused(served(task, general), served(own, small), gate, shift)
 
-    def _small(self, task: Task, state: Tensors, epochs: int, samples: Samples) -> Tensors:
-        recipe = task.recipe.but(lr=self.small_lr or task.recipe.lr)
-        if epochs:
-            recipe = recipe.but(epochs=epochs, steps=None)
-        return small_branch.trained(task, self.small, state, recipe, samples)
+    def _small(self, task: Task, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:
+        return small_branch.trained(task, self.small, state, recipe.but(lr=self.small_lr or recipe.lr), samples)
