@@ -255,7 +255,8 @@ def _accuracy(module: Module, samples: Samples, batch: int = 512) -> float:
     right = 0
     with torch.no_grad():
         for x, y in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
-            right += int((module(x).argmax(1) == y).sum())
+            out = module(x)
+            right += int(((out.argmax(1) == y) & ~out.isnan().any(1)).sum())
     return right / len(samples)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria import tasks
 from talaria.errors import ConfigError
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model
@@ -185,7 +186,7 @@ class ProgramEngine:
         look = self.source.forward().held(state, samples.x[:_LOOKED_AT])
         parts = (samples.x[begin : begin + _LOOKED_AT] for begin in range(0, len(samples), _LOOKED_AT))
         logits = np.concatenate([look({"x": part}, state)["features"] for part in parts])
-        return float((logits.argmax(1) == samples.y).mean())
+        return tasks.of(tasks.CLASSIFICATION).measured(logits, samples.y)[0]
 
     def served(self, task: Task, state: Tensors) -> Model:
         """What is run: the module with ``state`` where torch made the programs, else weights and a graph."""

@@ -14,7 +14,7 @@ from torch.nn import Module
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from talaria import seeds
+from talaria import seeds, tasks
 from talaria.errors import ModelError
 from talaria.model.cloning import clone
 from talaria.model.split import torn
@@ -275,4 +275,4 @@ def accuracy(task: Task, state: Tensors, samples: Samples) -> float:
     if not len(samples):
         return 0.0
     logits = predict(load(task.model, state), samples.x)
-    return float((logits.argmax(1) == samples.y).mean())
+    return tasks.of(tasks.CLASSIFICATION).measured(logits, samples.y)[0]

@@ -168,6 +168,17 @@ def test_the_mean_itself_comes_back_where_no_step_is_better() -> None:
     assert rule.distil(mean, [bad]) is mean
 
 
+def test_a_step_that_diverged_is_never_the_better_one() -> None:
+    """The largest of outputs that are no numbers is the first one, which would be right for the first class."""
+    mean = state_of(net(0))
+    x, _ = both(images(7))
+    worst = Samples.of(x, net(0).eval()(x).argmin(1))
+    first = worst.take(np.flatnonzero(worst.y == 0))
+    assert len(first)
+    rule = distilled(selection=first, lr=1e30, every=5)
+    assert rule.distil(mean, [state_of(net(1))]) is mean
+
+
 def test_distillation_from_better_teachers_helps_and_is_kept() -> None:
     data = images(1, 240)
     x, y = both(data)

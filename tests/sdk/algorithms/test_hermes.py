@@ -220,6 +220,17 @@ def test_fine_tuning_that_costs_accuracy_is_not_served() -> None:
             assert equal(only(model, update.tensors), update.tensors) is kept
 
 
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_fine_tuning_that_diverged_is_not_served_where_all_is_of_the_first_class(engine: str) -> None:
+    """The largest of outputs that are no numbers is the first one, which would be right there."""
+    config, x = run(tune_lr=1e20), learnable(1).x
+    own = Samples(x, np.zeros(len(x), np.int64))
+    one = replace(member("a", 1), train=own, val=own.take(np.arange(4)), engine=engine)
+    shared, private, sent = learn(config, [one], 1)
+    model = state_of(rounds.personalize(config, one, shared, private["a"]))
+    assert equal(only(model, sent[0][0].tensors), sent[0][0].tensors)
+
+
 def digits(device: int) -> tuple[Member, Samples]:
     """Handwritten digits (UCI), four of ten to a device, twice as large and noisy; and its samples to test on."""
     from sklearn.datasets import load_digits
