@@ -16,6 +16,8 @@ from talaria.algorithms.thorki.fusion_gate import ConstantGate, SampleGate, divi
 from talaria.algorithms.thorki.module import Fused, module_of
 from talaria.algorithms.thorki.thorki import SMALL
 from talaria.errors import ConfigError, ModelError
+from talaria.federated import rounds, run_model
+from talaria.federated.run import Member, Run
 from talaria.model import zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of, tensor_of
@@ -87,6 +89,23 @@ def test_adapters_mode_sends_second_factors_and_head_and_leaves_the_base() -> No
     assert not any(np.array_equal(sent[k], shared[k]) for k in sent)
     before = without(Thorki(general="adapters").init(task.model, task.split)[1], SMALL)
     assert equal(before, without(kept, SMALL))  # frozen base and first factors, bit for bit
+
+
+@pytest.mark.parametrize("net", ["Recurrent", "Attentive"])
+def test_first_factors_stay_in_recurrent_layers_and_attention_too(net: str) -> None:
+    """Each of their matrices has two factors of its own."""
+    spec = ModelSpec(f"mypkg.nets:{net}", (3, 16), 3, adapters=AdapterSpec("lowrank", rank=2))
+    run = Run(spec=spec, algorithm="thorki", hparams={"general": "adapters"}, rounds=1)
+    rng = np.random.default_rng(0)
+    own = Samples(rng.standard_normal((12, 3, 16)).astype(np.float32), np.arange(12) % 3)
+    shared, _ = rounds.start(run)
+    update, private = rounds.participate(run, Member("anna", own, own), shared, None, 1)
+    first = state_of(run_model.template(spec))
+    down = [key for key in run_model.split_of(run).adapters if key.endswith(".down.weight")]
+    assert len(down) >= 2
+    assert not {*down}.intersection(update.tensors)
+    assert all(np.array_equal(private[key], first[key]) for key in down)
+    assert all(key.replace(".down.", ".up.") in update.tensors for key in down)
 
 
 def test_the_mean_of_models_is_exact_with_a_common_first_factor() -> None:

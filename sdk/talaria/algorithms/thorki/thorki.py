@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 SMALL = "small/"
 """Prefix of the small model among a device's private tensors."""
-FACTOR = ".adapter.down."
-"""The first of two low-rank factors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +93,7 @@ class Thorki:
                 "thorki: general='adapters' federates adapters, but this model has none; "
                 "add adapters to the run's model, or use general='full'"
             )
-        state, away = state_of(model), [k for k in split.travels("adapters", "head") if FACTOR not in k]
+        state, away = state_of(model), [k for k in split.travels("adapters", "head") if not _is_first(k)]
         gone = set(away)
         return only(state, away), {k: v for k, v in state.items() if k not in gone}
 
@@ -124,3 +122,9 @@ class Thorki:
 
     def _small(self, task: Task, state: Tensors, recipe: Recipe, samples: Samples) -> Tensors:
         return small_branch.trained(task, self.small, state, recipe.but(lr=self.small_lr or recipe.lr), samples)
+
+
+def _is_first(key: str) -> bool:
+    """Whether this is the first of two low-rank factors; recurrent layers and attention have two for each matrix."""
+    *parts, owner, _ = ("", *key.split("."))
+    return owner == "down" and "adapter" in parts
