@@ -23,8 +23,8 @@ channel group.
 averaging, not the learning. A rule that leaves coordinates alone (also ``min_holders``, or a fleet's robust rule) says
 so by bitmaps ``mask/<group>`` beside its values, and the device goes on from its own value of every coordinate that has
 not changed since it took part last: what few hold is learned by each of them, and an average of any round since is
-taken. The abstract lets only subnetworks travel in both directions: here the download is the whole shared state, the
-same bytes for all, of which each device cuts out its part.
+taken. Only subnetworks travel in both directions, as the abstract has it: a device that has a mask downloads what that
+keeps of the shared state (all of it in the end where it compares its plan with the dense twin).
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ if TYPE_CHECKING:
 class Hermes:
     """``threshold``, ``step`` and ``cap`` are in shares of 1; ``block`` rounds kept widths up to what runs fast.
 
-    ``private`` names the parts that never leave the device beside mask and BatchNorm statistics. ``tune_epochs`` of
-    local fine-tuning of the parts ``tune`` come before a model is served (0: as it came out of the device's last
-    round). With ``tune_on="all"`` they learn from the validation samples too. A newcomer, who trained in no round,
-    takes ``newcomer_epochs`` of it instead (0: as many as members), and then BatchNorm statistics of its own samples as
-    they are, where statistics are private: the running ones of so few steps are mostly those of augmented samples.
+    ``private`` names the parts that never leave the device, nor do BatchNorm statistics under ``buffers="local"``; the
+    mask travels with each update. ``tune_epochs`` of local fine-tuning of the parts ``tune`` come before a model is
+    served (0: as it came out of the device's last round). With ``tune_on="all"`` they learn from the validation samples
+    too. A newcomer, who trained in no round, takes ``newcomer_epochs`` of it instead (0: as many as members), and then
+    BatchNorm statistics of its own samples as they are, where statistics are private: the running ones of so few steps
+    are mostly those of augmented samples.
     """
 
     threshold: Annotated[float, within("[0, 1]")] = 0.5
