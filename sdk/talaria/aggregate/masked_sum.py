@@ -248,7 +248,8 @@ class Fold:
             self._scratch = self._room(self._scratch, min(step, view.rows) * length)
         for number, part in enumerate(slice(start, end) for start, end in pairwise(starts)):
             if held is None:
-                sums = self._scratch[: (part.stop - part.start) * length].reshape(-1, view.columns, view.width)
+                count = part.stop - part.start  # not -1, which a tensor without values leaves open
+                sums = self._scratch[: count * length].reshape(count, view.columns, view.width)
                 sums.fill(-0.0)  # the neutral element of addition: it keeps the sign of a lone zero
             else:
                 sums = held[part]

@@ -235,6 +235,15 @@ def test_masks_over_any_dimensions_scatter_to_the_right_place() -> None:
         assert tensors.equal(new, {"w": want})
 
 
+def test_tensors_without_values_are_folded_beside_others() -> None:
+    """As the weight (16, 0) of a layer that reads none of a sample's numbers."""
+    shared = {"none": np.zeros((16, 0), np.float32), "empty": np.zeros(0, np.float32), "w": array([1.0, 2.0])}
+    for rule in (MaskedMean(), MaskedMean(mode="intersection"), MaskedMean(blend=True)):
+        new, _ = rule.apply(shared, {}, [Update(shared | {"w": array([3.0, n])}, 1.0, str(n)) for n in (4, 6)])
+        assert new["w"].tolist() == [3.0, 5.0]
+        assert tensors.equal({k: v for k, v in new.items() if k != "w"}, {k: v for k, v in shared.items() if k != "w"})
+
+
 def test_counters_take_the_largest() -> None:
     shared = {"w": np.zeros(2, np.float32), "seen": np.array(7)}
     sent = [Update({"w": np.ones(2, np.float32), "seen": np.array(n)}, weight=1, client=str(n)) for n in (3, 11, 9)]
