@@ -224,7 +224,7 @@ export function encodeUpdate(tensors, { client, weight, baseVersion, kind, metri
   const planes = {};
   const left = {};
   for (const [name, tensor] of Object.entries(tensors)) {
-    const made = toPlanes(name, tensor, codec);
+    const made = toPlanes(name, tensor, isStatistic(name) ? "raw" : codec);
     Object.assign(planes, made.planes);
     if (isFloat(tensor) && !isStatistic(name)) left[name] = minus(tensor, made.sent);
   }

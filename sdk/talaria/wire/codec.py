@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from talaria.aggregate.validation import is_reserved, is_statistic
 from talaria.bitmaps import bits_of, indices_of
 from talaria.errors import ConfigError, ModelError, TooLarge, WireError
 from talaria.foreign import named, shown
@@ -52,6 +53,8 @@ MASK = "mask|"
 _PLANES_OF_ITS_NAME = frozenset(f"mask{suffix}" for suffix in (*SUFFIXES[1:], "|s", "|v"))
 """Planes of a tensor that is called ``mask``, which look like bitmaps of layers of one letter."""
 _META = "talaria"
+_RAW = Codec("raw")
+"""How statistics travel, whatever the codec: what it leaves out of them is not fed back."""
 _WORDS = {"raw": 4, "fp16": 2, "bf16": 2}
 """Bytes of a number in an update of a codec; of the others no byte of a word repeats sooner than the next."""
 _text = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False).encode
@@ -359,7 +362,7 @@ def _planes(tensors: Tensors, codec: Codec) -> Tensors:
         return dict(tensors)  # as one by one, which would say what is wrong with which
     planes: Tensors = {}
     for name, value in tensors.items():
-        planes |= to_planes(name, value, codec)
+        planes |= to_planes(name, value, _RAW if is_reserved(name) or is_statistic(name) else codec)
     return planes
 
 

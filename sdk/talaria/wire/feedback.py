@@ -1,7 +1,7 @@
 """Error feedback: what a coarse codec leaves out of one update is added to the next (Seide et al. 2014; Karimireddy et
 al. 2019, EF-SGD). It is private state: it never travels, and belongs to the device's mask.
 
-Statistics are left alone: an update says what they are now, and there is nothing to add up.
+Statistics travel raw with every codec: an update says what they are now, and there is nothing to add up.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ fp16    ``w|h``                 half precision
 bf16    ``w|b``                 the upper half of float32, rounded to nearest even; uint16 in arrays
 int8    ``w|q``, ``w|s``        round(x / scale) in -127..127; a scale per first dimension (one for a vector)
 topk    ``w|i``, ``w|v``        positions (int32, ascending) and fp16 values of the largest magnitudes; else zero
+
+Statistics of an update, BatchNorm's and those of classes, are raw with every codec (:mod:`talaria.wire.codec`).
 """
 
 from __future__ import annotations

@@ -80,6 +80,31 @@ def test_fine_codecs_keep_nothing(codec):
     assert not any(k.startswith(feedback.PREFIX) for k in private)
 
 
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8", "topk:0.05"])
+def test_statistics_arrive_as_they_were_sent(codec):
+    """Nothing is fed back of them: a twentieth of BatchNorm's would be right, and devices would count other samples."""
+    run = replace(RUN, algorithm="pfedgm", codec=codec, buffers="aggregate")
+    shared, _ = rounds.start(run)
+    update, _ = rounds.participate(run, member(), shared, None, 1)
+    schema = schema_of(shared)
+    sent = {k: v for k, v in update.tensors.items() if k.startswith("stats/") or "running_" in k}
+    found = decode_update(encode_update(update, codec), schema=schema, layout=run_model.layout_of(run.spec)).tensors
+    assert len(sent) > 5
+    assert all(np.array_equal(found[name], value) for name, value in sent.items())
+
+
+def test_a_fleet_counts_the_samples_that_its_devices_have():
+    run = replace(RUN, algorithm="pfedgm", codec="topk:0.1", rounds=1)
+    result = simulate(run, {name: member() for name in ("anna", "bert", "carl")})
+    assert result.shared["stats/count"].tolist() == [9, 9, 6]  # of 8 samples by turns
+
+
+def test_a_variance_of_many_units_travels_as_fp16_does():
+    tensors = {"bn.running_var": np.array([3e5], np.float32), "w": np.ones(2, np.float32)}
+    data = encode_update(Update(tensors, 1.0, kind="delta"), "fp16")
+    assert decode_update(data, schema=schema_of(tensors)).tensors["bn.running_var"].tolist() == [3e5]
+
+
 def test_what_was_left_follows_the_channels_when_the_mask_changes():
     layout = ChannelLayout({"h": 4}, {"w": ((("h", 1),), ())})
     old, new = ChannelMask(layout, {"h": (0, 1, 3)}), ChannelMask(layout, {"h": (1, 2)})
