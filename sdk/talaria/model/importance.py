@@ -28,7 +28,8 @@ def importance(
     ``l1`` is the mean over all weights coupled in the group (rows of those that write the channel, columns of those
     that read it) of the channel's L1 norm, each divided by its mean over the group's channels. ``taylor`` takes
     ``|weight * gradient|`` in its place (first-order Taylor, Molchanov et al. 2019, summed over weights). ``bn`` is the
-    mean ``|gamma|`` of the group's BatchNorm layers (Liu et al. 2017); a group without one falls back to ``l1``.
+    mean ``|gamma|`` of the group's BatchNorm layers (Liu et al. 2017), or other norms with a shift beside it; a group
+    without one falls back to ``l1``.
 
     ``parameters`` are the keys of ``state`` that training may change. With ``mask`` the state is compact and channels
     that are gone score ``-inf``. Raises :class:`~talaria.errors.ModelError` for a state that does not fit, or whose
@@ -40,10 +41,10 @@ def importance(
     members: dict[str, list[Array]] = {group: [] for group in layout.sizes}
     gammas: dict[str, list[Array]] = {group: [] for group in layout.sizes}
     for key, axes in layout.axes.items():
-        if key not in parameters or (state[key].ndim < 2 and not (kind == "bn" and key.endswith("weight"))):
+        if key not in parameters or (state[key].ndim < 2 and not (kind == "bn" and _scales(key, state))):
             continue
         value = np.abs(state[key].astype(np.float64))
-        if value.ndim < 2:  # of the layers that channels go through, BatchNorm's alone has a weight of one dimension
+        if value.ndim < 2:
             for group, score in _fold(key, value, 0, layout, now):
                 gammas[group].append(score)
             continue
@@ -61,6 +62,11 @@ def importance(
         out[group] = np.full(size, -np.inf)
         out[group][list(now.kept[group])] = np.mean(parts, axis=0) if parts else 0.0
     return out
+
+
+def _scales(key: str, state: Tensors) -> bool:
+    """Whether ``key``, of one dimension, is a norm's gamma, which has a beta beside it: PReLU's slopes have none."""
+    return key.endswith("weight") and key.removesuffix("weight") + "bias" in state
 
 
 def _fold(key: str, value: Array, dim: int, layout: ChannelLayout, mask: ChannelMask) -> Iterator[tuple[str, Array]]:

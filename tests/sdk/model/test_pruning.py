@@ -58,6 +58,16 @@ def test_bn_is_the_absolute_scale_and_falls_back_to_l1(make_net):
     assert np.array_equal(scores["down"], pruning.importance(model, layout)["down"])
 
 
+def test_slopes_of_an_activation_are_no_scale():
+    """A fresh PReLU has the same slope for all channels, by which the last ones would go."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv1d(3, 8, 3, padding=1), nn.PReLU(8), nn.Flatten())
+    model = nn.Sequential(body, nn.Linear(8 * 5, 2))
+    layout = pruning.layout(model, torch.zeros(2, 3, 5))
+    assert "0.1.weight" in layout.axes
+    assert tensors.equal(pruning.importance(model, layout, "bn"), pruning.importance(model, layout))
+
+
 def test_scores_of_a_compact_model_lie_in_global_coordinates(net, random_mask):
     model, _, layout = net
     mask = random_mask(layout, 4)
