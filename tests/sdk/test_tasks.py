@@ -227,6 +227,9 @@ def test_the_figures_of_each_task() -> None:
     several = np.array([[1, 0, 0], [1, 1, 0]])
     logits = np.array([[2.0, 1, -1], [3, -1, -1]], np.float32)
     assert tasks.of("multilabel").measured(logits, several) == (pytest.approx(2 / 3), pytest.approx(0.5))
+    none = np.zeros_like(several)
+    assert tasks.of("multilabel").measured(-np.abs(logits), none) == (1, 1), "nothing is said of samples with no label"
+    assert tasks.of("multilabel").measured(np.full_like(logits, np.nan), none) == (0, 0)
     steps, padded = np.eye(2, dtype=np.float32)[np.array([[0, 1, 0]])], np.array([[0, 0, -1]])
     assert tasks.of("per_step").measured(steps, padded) == (0.5, 0.5)
 

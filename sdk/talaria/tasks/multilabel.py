@@ -77,9 +77,9 @@ class MultiLabel:
         """Micro and macro F1; a label that neither occurs nor is said counts nowhere. NaN says nothing."""
         said, true = out > 0, y == 1
         both, either = (said & true).sum(0), said.sum(0) + true.sum(0)
-        known = true.any(0)
-        macro = float((2 * both[known] / either[known]).mean()) if known.any() else float(not said.any())
-        return float(2 * both.sum() / either.sum()) if either.sum() else float(not np.isnan(out).any()), macro
+        known, silent = true.any(0), float(not said.any() and not np.isnan(out).any())
+        macro = float((2 * both[known] / either[known]).mean()) if known.any() else silent
+        return float(2 * both.sum() / either.sum()) if either.sum() else silent, macro
 
     def decided(self, out: Array) -> Array | None:
         """Each label, said or not."""
