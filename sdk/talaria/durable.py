@@ -21,7 +21,7 @@ def write(path: Path, data: bytes | memoryview, *, mode: int = 0o600, alone: boo
     """
     if path.name in ("", ".."):  # "." and "/" too: folders by their names alone
         raise IsADirectoryError(EISDIR, os.strerror(EISDIR), str(path))
-    if path.exists() and not path.is_file() and not path.is_dir():  # /dev/stdout: whoever may, would replace it for all
+    if path.exists() and (_is_open(path) or (not path.is_file() and not path.is_dir())):
         raise OSError(EBUSY, "it is no file that can be replaced", str(path))
     name = f".{path.name}.part" if alone else f".{path.name[:16]}.{os.getpid()}.{get_ident()}.part"
     beside = path.with_name(name)
@@ -37,6 +37,12 @@ def write(path: Path, data: bytes | memoryview, *, mode: int = 0o600, alone: boo
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def _is_open(path: Path) -> bool:
+    """Whether ``path`` is a link to what each process has open, such as /dev/stdout, which may lead to a file: whoever
+    may, would replace it for all."""
+    return path.is_symlink() and path.readlink().is_relative_to("/proc")
 
 
 def write_as(what: str, path: Path, data: bytes | memoryview, *, mode: int = 0o600) -> None:

@@ -2,6 +2,8 @@
 
 import hashlib
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -74,3 +76,16 @@ def test_a_pipe_can_be_locked_and_holds_nobody_up(tmp_path):
     os.mkfifo(tmp_path / "lock")
     with durable.lock(tmp_path / "lock", wait=False), pytest.raises(BlockingIOError):
         durable.lock(tmp_path / "lock", wait=False)
+
+
+def test_the_output_of_a_command_is_not_replaced_by_a_file(tmp_path):
+    """Where it led to a file, a page to /dev/stdout took the place of that link for the whole machine."""
+    stdout = tmp_path / "stdout"
+    stdout.symlink_to("/proc/self/fd/1")
+    script = "from pathlib import Path; from talaria import durable; durable.write_as('--out', Path('stdout'), b'page')"
+    with open(tmp_path / "out.txt", "wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=tmp_path, stdout=out, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert "--out stdout cannot be written (it is no file that can be replaced); name a file" in done.stderr
+    assert stdout.is_symlink()
