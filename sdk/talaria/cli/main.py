@@ -160,5 +160,5 @@ def _straight(words: Sequence[str]) -> bool:
 def _fail(message: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"talaria: {message}", markup=False)
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"talaria: {message}", markup=False, emoji=False)
     sys.exit(1)

@@ -47,4 +47,4 @@ def report(
         table = Table("", *(cells[0] for cells in some))  # a column for each run: so many figures fit no terminal
         for number, head in enumerate(heads[1:], 1):
             table.add_row(head, *(cells[number] for cells in some))
-        Console().print(table)
+        Console(markup=False, emoji=False).print(table)

@@ -282,4 +282,4 @@ def algorithms(as_json: Annotated[bool, typer.Option("--json", help="One JSON do
     for name, cls in found.items():
         card = cls.card
         table.add_row(name, card.shares, card.keeps, card.serves, card.source, card.evidence)
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)

@@ -60,7 +60,7 @@ def shown_progress(
     the last one it says that clients are measured, which takes a while where they are many.
     """
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         Rate(),
@@ -157,7 +157,7 @@ def tell(result: Result, report: Path | None, beside: Mapping[str, Result] | Non
     if as_json:
         typer.echo(json.dumps(result.as_dict(), indent=2))
         return
-    console, rounds = Console(), result.run.rounds
+    console, rounds = Console(markup=False, emoji=False), result.run.rounds
     score, second = (name.replace("_", " ") for name in tasks.of(result.run.task).figures)
     table = Table(title=f"{result.run.algorithm} on {result.asked['dataset']}: {score} after {rounds} rounds")
     for heading in ("client", score, second, "test samples"):

@@ -168,3 +168,21 @@ def test_a_full_disk_is_not_told_to_be_somebody_elses(tmp_path, monkeypatch):
     monkeypatch.setattr(durable, "write", full)
     with pytest.raises(StateError, match=r"cannot be written \(No space left on device\); free space there, or name"):
         checkpoint.begin(tmp_path / "run", {})
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    """They were read as rich's markup: a client called sensor[/a] ended a whole run in a traceback, others lost their
+    brackets, and :cat: became a picture."""
+    names, y = ["sensor[/a]", "[red]lamp", ":cat:"], np.tile([0, 1], 30)
+    x = np.random.default_rng(0).normal(size=(60, 4)) + y[:, None]
+    np.savez(tmp_path / "my[b].npz", x=x, y=y, client=np.repeat(names, 20))
+    words = ["simulate", "-d", f"npz:{tmp_path / 'my[b].npz'}", "--rounds", "1", "--save", str(tmp_path / "run[i]")]
+    env = {"COLUMNS": "200"}
+    learned = CliRunner().invoke(app(words), words, env=env)
+    assert learned.exit_code == 0, learned.output
+    for name in (*names, "my[b].npz"):
+        assert name in learned.stdout
+    words = ["report", str(tmp_path / "run[i]")]
+    set_beside = CliRunner().invoke(app(words), words, env=env)
+    assert set_beside.exit_code == 0, set_beside.output
+    assert "run[i]" in set_beside.stdout

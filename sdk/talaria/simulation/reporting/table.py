@@ -32,7 +32,7 @@ SHORT = {
 
 def print_table(summary: Mapping[str, Any], console: Console | None = None) -> None:
     """Print the summary of a run: each user, the mean and the worst tenth, then the newcomers."""
-    (console or Console()).print(render(read(summary)))
+    (console or Console(markup=False, emoji=False)).print(render(read(summary)))
 
 
 def render(story: Story) -> Group:
