@@ -99,6 +99,8 @@ class Slip(FedHalf):
         update, after = super().fit(task, shared, private)
         if self.what == "metrics":
             return update.but(metrics={1: 2.0}), after
+        if self.what == "numpy":
+            return update.but(metrics={"loss": np.float32(0.1), "seen": torch.tensor(3)}), after
         if self.what == "weight":
             return update.but(weight="3"), after
         own: Any = {"seen": [1, 2], "words": np.array(["a"]), "module": torch.zeros(2)}.get(self.what)
@@ -131,6 +133,15 @@ def test_what_an_algorithm_gives_in_another_form_is_named(what: str, said: str) 
 def test_an_update_that_none_can_be_is_refused_where_it_is_made(what: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"update of 'client-.*': {said}"):
         sdk.simulate(Slip(what=what), "mypkg.sets:rings", "mypkg.nets:plain", rounds=1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_metrics_are_numbers_of_numpy_or_torch_too(tmp_path: Path, workers: int) -> None:
+    """A run that was saved ended in a TypeError after its first round, and workers were said to be short of memory."""
+    result = sdk.simulate(
+        Slip(what="numpy"), "mypkg.sets:rings", "mypkg.nets:plain", rounds=2, save=tmp_path / "run", workers=workers
+    )
+    assert [point.metrics for point in result.curve] == [{"loss": float(np.float32(0.1)), "seen": 3.0}] * 2
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@ that :mod:`talaria.algorithms.base` and :mod:`talaria.aggregate.base` have is na
 
 from __future__ import annotations
 
-from typing import cast
+from contextlib import suppress
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,7 +43,7 @@ def fitted(algorithm: str, found: object) -> tuple[Update, Tensors]:
         if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
             what = f"algorithm {shown(algorithm)}: fit gave {_kind(value)} as private {name!r}"
             raise ConfigError(f"{what}; make it a numpy array of numbers")
-    return update, private
+    return update.but(metrics={name: _plain(value) for name, value in update.metrics.items()}), private
 
 
 def personal(algorithm: str, found: object) -> Model:
@@ -69,6 +70,13 @@ def folded(rule: Aggregator, before: Tensors, found: object) -> tuple[Tensors, T
     if not own and (lost := validation.lost(before, after)) is not None:
         raise ConfigError(f"{what} NaN or infinity in {lost!r}, and every device would learn from it; make it finite")
     return after, state
+
+
+def _plain(metric: Any) -> Any:
+    """One of numpy's or torch's numbers as Python's; anything else as it is, which the codec refuses."""
+    with suppress(ValueError, RuntimeError):
+        return metric.item() if hasattr(metric, "item") else metric
+    return metric
 
 
 def _kind(found: object) -> str:
