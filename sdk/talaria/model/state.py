@@ -44,10 +44,10 @@ def fill(own: Mapping[str, Tensor], values: Tensors) -> None:
 
 
 def tensor_of(array: Array) -> Tensor:
-    """``array`` as a tensor that shares its memory, or a copy where it must not be written; a number that arithmetic
-    made of an array without dimensions is one again."""
+    """``array`` as a tensor that shares its memory, or a copy where it must not be written or runs backwards; a number
+    that arithmetic made of an array without dimensions is one again."""
     array = np.asarray(array)
-    return torch.from_numpy(array if array.flags.writeable else array.copy())
+    return torch.from_numpy(array if array.flags.writeable and min(array.strides, default=0) >= 0 else array.copy())
 
 
 def array_of(tensor: Tensor, name: str = "tensor") -> Array:

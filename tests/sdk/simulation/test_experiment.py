@@ -701,6 +701,24 @@ def test_a_wrong_argument_is_named(given: dict, message: str, data: talaria.Fede
         talaria.simulate(**{"algorithm": "fedavg", "data": data, "rounds": 1, **given})
 
 
+@pytest.mark.parametrize("engine", ["torch", "onnx"])
+def test_samples_that_run_backwards_are_learned(data: talaria.Federated, engine: Any) -> None:
+    """A view such as x[::-1], of which torch makes no tensor: it ended in torch's ValueError."""
+
+    def shown(view: Any) -> talaria.Federated:
+        clients = {
+            name: Client(*(Samples(view(part.x), view(part.y)) for part in (one.train, one.val, one.test)))
+            for name, one in data.clients.items()
+        }
+        return replace(data, clients=clients)
+
+    backwards, copied = (
+        talaria.simulate("fedavg", shown(view), rounds=1, engine=engine).as_dict()
+        for view in (lambda array: array[::-1], lambda array: array[::-1].copy())
+    )
+    assert backwards == copied
+
+
 @dataclass(frozen=True, kw_only=True)
 class OfTorch(FedAvg):
     """FedAvg by somebody whose loss is written in torch."""
