@@ -1,7 +1,7 @@
 """What a federated dataset is: named clients, each with its own train, validation and test samples."""
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ class Federated:
     """What is learned of it, a text for :func:`talaria.tasks.of`; ``labels`` then name the model's outputs."""
 
     def __post_init__(self) -> None:
+        self._plain()
         for part in ("clients", "newcomers"):
             given = getattr(self, part)
             if not isinstance(given, Mapping):
@@ -44,8 +45,6 @@ class Federated:
                 if not isinstance(name, str) or not isinstance(one, Client):
                     what = f"{part}[{shown(name)}] is a {type(one).__name__}"
                     raise DataError(f"{self.name}: {what}; give a Client by its name, a text")
-        object.__setattr__(self, "input_shape", tuple(int(size) for size in self.input_shape))
-        object.__setattr__(self, "labels", tuple(self.labels))
         if not self.clients:
             raise DataError(f"{self.name}: holds no client; give at least one")
         fewest = tasks.of(self.task).fewest
@@ -101,6 +100,23 @@ class Federated:
         plain = {k: v.tolist() if isinstance(v, np.generic | np.ndarray) else v for k, v in asked.items()}
         fitted = valid.options_of(arrays.fields_of).but(["raw"]).read("data", plain)
         return cls(name=name, **arrays.fields_of(recorded.of(x, y, client, split), **fitted))
+
+    def _plain(self) -> None:
+        """Have what is written down beside the samples as plain values; numbers of numpy's become Python's."""
+        if not isinstance(self.name, str):
+            raise DataError(f"data: name={shown(self.name)} must be text")
+        for field_name, kinds, rule in (
+            ("labels", (str, int), "the name of each output, a text"),
+            ("input_shape", (int,), "the sizes of one sample without N, such as (6, 100)"),
+        ):
+            given = getattr(self, field_name)
+            values = given if isinstance(given, Iterable) else [None]
+            plain = tuple(one.item() if isinstance(one, np.generic) else one for one in values)
+            if not all(isinstance(one, kinds) for one in plain):
+                raise DataError(f"{self.name}: {field_name}={shown(given)} must be {rule}")
+            object.__setattr__(self, field_name, plain)
+        if not isinstance(self.meta, Mapping):
+            raise DataError(f"{self.name}: meta={shown(self.meta)} must be plain values by name; leave it out")
 
     def _check(self, name: str, client: Client) -> None:
         odd = any(unicodedata.category(letter) in _UNWRITTEN for letter in name)  # joined emoji and scripts are none

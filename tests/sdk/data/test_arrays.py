@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerance import roundings
 
+import talaria
 from talaria import npz
 from talaria.data import Client, Federated, load
 from talaria.errors import ConfigError, DataError
@@ -163,6 +164,37 @@ def test_a_federated_of_ones_own_says_what_its_clients_must_be() -> None:
             Federated("mine", clients, ("a", "b"), (5,))  # type: ignore[arg-type]
     told = Federated("mine", {"anna": client}, ["a", "b"], np.array([5]))  # type: ignore[arg-type]
     assert (told.labels, told.input_shape, type(told.input_shape[0])) == (("a", "b"), (5,), int)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": None}, "data: name=None must be text"),
+        ({"labels": None}, "mine: labels=None must be the name of each output, a text"),
+        ({"labels": (b"a", b"b")}, "mine: labels=.*must be the name of each output, a text"),
+        ({"input_shape": 5}, r"mine: input_shape=5 must be the sizes of one sample without N, such as \(6, 100\)"),
+        ({"input_shape": (5.5,)}, r"mine: input_shape=\(5.5,\) must be the sizes of one sample"),
+        ({"meta": None}, "mine: meta=None must be plain values by name; leave it out"),
+    ],
+)
+def test_what_a_federated_says_beside_its_clients_is_plain(wrong: dict[str, Any], said: str) -> None:
+    """They ended in TypeErrors, here, when the run was saved, or when a module was to learn."""
+    own = Samples.of(np.zeros((4, 5)), [0, 1, 0, 1])
+    good = {"name": "mine", "clients": {"anna": Client(own, own, own)}, "labels": ("a", "b"), "input_shape": (5,)}
+    with pytest.raises(DataError, match=said):
+        Federated(**(good | wrong))
+
+
+def test_labels_may_be_what_numpy_counts() -> None:
+    """``labels=numpy.unique(y)`` ended in a TypeError of json when it was simulated."""
+    own = Samples.of(np.eye(4, 5), [0, 1, 0, 1])
+    made = [
+        Federated("mine", {"anna": Client(own, own, own)}, labels, (5,))  # type: ignore[arg-type]
+        for labels in (np.unique(own.y), (0, 1))
+    ]
+    assert made[0].labels == made[1].labels == (0, 1)
+    first, second = (talaria.simulate("fedavg", one, rounds=1).asked["fingerprint"] for one in made)
+    assert first == second
 
 
 def test_labels_are_remapped_and_keep_their_names(tmp_path: Path) -> None:
