@@ -2,7 +2,8 @@
 
 import fcntl
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from errno import EBUSY, EINVAL, EISDIR
 from io import FileIO
 from pathlib import Path
@@ -86,6 +87,41 @@ def own(path: Path) -> None:
         found = path.lstat()
         if not S_ISREG(found.st_mode) or found.st_nlink > 1:
             path.unlink()
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Have the lock of ``folder`` meanwhile; where there are no such locks, or no such folder, nothing. What this
+    process forks does not have it. Raises BlockingIOError at once where another process or thread has it."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        yield
+        return
+    _held.add(handle)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError):
+                raise
+        yield
+    finally:
+        _held.discard(handle)
+        os.close(handle)
+
+
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a process that was forked: it would go on to have the locks after its parent ended."""
+    for handle in _held:
+        os.close(handle)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def lock(path: Path, *, wait: bool = True, make: bool = True) -> BinaryIO:

@@ -62,7 +62,7 @@ def flag(what: str, name: str, value: object) -> None:
 
 def path(what: str, name: str, value: object) -> Path:
     """``value`` as a path. Raises :class:`ConfigError` unless it is a text or a path."""
-    if not isinstance(value, str | os.PathLike) or not str(value):
+    if not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value):
         raise ConfigError(f"{what}: {name}={shown(value)} must be a path, as text or pathlib.Path")
     return Path(value)
 

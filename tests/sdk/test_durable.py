@@ -1,6 +1,7 @@
 """Files of a state folder where somebody has put something else."""
 
 import hashlib
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -89,3 +90,18 @@ def test_the_output_of_a_command_is_not_replaced_by_a_file(tmp_path):
         )
     assert "--out stdout cannot be written (it is no file that can be replaced); name a file" in done.stderr
     assert stdout.is_symlink()
+
+
+def test_what_is_forked_does_not_go_on_to_have_a_folder(tmp_path):
+    """Workers of a simulation that is killed work on for a while, and it could not be resumed."""
+    context = multiprocessing.get_context("fork")
+    end = context.Event()
+    with durable.held(tmp_path):
+        child = context.Process(target=end.wait)
+        child.start()
+    try:
+        with durable.held(tmp_path), pytest.raises(BlockingIOError):
+            durable.held(tmp_path).__enter__()
+    finally:
+        end.set()
+        child.join()

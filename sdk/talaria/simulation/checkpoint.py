@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from talaria.simulation.run import Learned
 from talaria.simulation.simulator import Fleet, RoundFacts
 from talaria.tensors import Tensors, prefixed, under
 
-FORMAT = 2
+FORMAT = 3
+READ = (2, FORMAT)
+"""Formats of runs that go on here. Of format 2 the history stands among the facts, in the file's head."""
 EXPERIMENT, STATE, RESULT = "experiment.json", "state.safetensors", "result.json"
 
 
@@ -50,9 +52,9 @@ def fingerprint(data: Federated) -> str:
 
 def begin(folder: Path, experiment: Mapping[str, Any]) -> None:
     """Make ``folder`` for a new run. Raises :class:`StateError` where it holds a run already, or cannot be written."""
-    if (folder / EXPERIMENT).exists():
-        raise StateError(f"{folder}: holds a run already; go on with it by --resume, or name a new one")
     try:
+        if (folder / EXPERIMENT).exists():
+            raise StateError(f"{folder}: holds a run already; go on with it by --resume, or name a new one")
         folder.mkdir(parents=True, exist_ok=True)
         durable.write(folder / EXPERIMENT, json.dumps({"format": FORMAT, **experiment}, indent=1).encode(), mode=0o644)
     except OSError as error:
@@ -64,14 +66,33 @@ def begin(folder: Path, experiment: Mapping[str, Any]) -> None:
 def begun(folder: Path | None, experiment: Mapping[str, Any]) -> Iterator[None]:
     """A new run, kept in ``folder`` if there is one (:func:`begin`). One that fails before a round is kept gives the
     folder's name free again: what is mended then is another run."""
-    if folder is not None:
-        begin(folder, experiment)
-    try:
+    if folder is None:
         yield
-    except Exception:
-        if folder is not None and not (folder / STATE).exists():
-            (folder / EXPERIMENT).unlink(missing_ok=True)
-        raise
+        return
+    with suppress(OSError):  # begin() tells it
+        folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        begin(folder, experiment)
+        try:
+            yield
+        except Exception:
+            if not (folder / STATE).exists():
+                (folder / EXPERIMENT).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Nobody else learns into ``folder`` meanwhile: two would replace each other's files. Raises :class:`StateError`
+    where somebody does; a run that is whole is measured again by as many as like."""
+    held = ExitStack()
+    try:
+        held.enter_context(durable.held(folder))
+    except BlockingIOError:
+        if not (folder / RESULT).is_file():
+            raise StateError(f"{folder}: is being learned now; wait until that has ended, or name another") from None
+    with held:
+        yield
 
 
 def experiment(folder: Path) -> dict[str, Any]:
@@ -99,6 +120,8 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
         tensors |= prefixed(learned.private[name], f"private/{number}/")
     for version, shared in models.items():
         tensors |= prefixed(shared, f"models/{version}/")
+    told = json.dumps([asdict(one) for one in learned.history])  # of any length, and a head has at most 100 MB
+    tensors["history"] = np.frombuffer(told.encode(), np.uint8)
     facts = {
         "format": FORMAT,
         "run": learned.run.identity,
@@ -107,7 +130,6 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
         "under_way": under_way,
         "models": sorted(models),
         "order": list(tensors),  # the format has one of its own, and noise is drawn tensor by tensor
-        "history": [asdict(one) for one in learned.history],
         "marks": sorted(marks.items()),
     }
     whole = {name: np.asarray(value, order="C") for name, value in tensors.items()}  # save takes bytes as they lie
@@ -140,7 +162,8 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
         another = facts.get("run", fleet.run.identity) != fleet.run.identity  # nor this
         fleet.sent = dict(facts["sent"])
         fleet.under_way = [(clock, name, base_version) for clock, name, base_version in facts["under_way"]]
-        fleet.history = [_facts(one) for one in facts["history"]]
+        told = facts["history"] if "history" in facts else parsed(tensors["history"].tobytes())
+        fleet.history = [_facts(one) for one in told]
         fleet.version = len(fleet.history)
         marks = {int(number): float(mark) for number, mark in facts["marks"]}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -153,10 +176,10 @@ def restore(folder: Path, fleet: Fleet) -> dict[int, float]:
 
 
 def _require_format(path: Path, found: object) -> None:
-    if found != FORMAT:
+    if type(found) is not int or found not in READ:
         raise StateError(
-            f"{path}: a run of format {shown(found)}, and this version reads {FORMAT}; go on with it in the "
-            "version that wrote it, or begin anew in another folder"
+            f"{path}: a run of format {shown(found)}, and this version reads {READ[0]} and {FORMAT}; go on with it in "
+            "the version that wrote it, or begin anew in another folder"
         )
 
 
@@ -200,7 +223,7 @@ def _facts(one: Mapping[str, Any]) -> RoundFacts:
 def _json(path: Path) -> dict[str, Any]:
     try:
         found = parsed(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise StateError(f"{path.parent}: holds no saved run; name the folder that --save (save=) was given") from None
     except (OSError, ValueError, RecursionError) as error:
         raise StateError(f"{path}: cannot be read ({error}); restore it, or begin anew") from error

@@ -110,7 +110,8 @@ def resume(
         privacy=privacy,
         asked={name: value for name, value in asked.items() if name not in ("format", "workers")},
     )
-    return one.learn(progress, folder, workers, ray)
+    with checkpoint.alone(folder):
+        return one.learn(progress, folder, workers, ray)
 
 
 def _named(folder: Path, name: str, options: Mapping[str, Any]) -> Federated:

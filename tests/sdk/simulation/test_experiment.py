@@ -272,6 +272,34 @@ def test_a_result_is_kept_and_opened_again(data: talaria.Federated, tmp_path: Pa
         result.save(tmp_path / "runs" / "a")
 
 
+def test_a_long_history_is_kept_and_read_again(data: talaria.Federated, tmp_path: Path) -> None:
+    """A run of 1,000 clients could not be kept after some 2,400 rounds, and ended in safetensors' error. Names of four
+    bytes a letter come to as many after fewer."""
+    x, y = np.zeros((1000, 4)), np.tile([0, 1], 500)
+    many = talaria.Federated.from_arrays(x, y, np.repeat([f"{n:03}" + "\U0001f469" * 61 for n in range(500)], 2))
+    one = talaria.simulate("fedavg", many, rounds=1, recipe={"epochs": 0})
+    learned = replace(one.learned, history=one.learned.history * 140)
+    kept = replace(one, learned=learned).save(tmp_path / "run")
+    assert (kept / checkpoint.STATE).stat().st_size > 100e6
+    assert len(talaria.resume(kept, data=many).learned.history) == 140
+
+
+def test_a_folder_that_is_learned_into_is_not_learned_into_by_another(data: talaria.Federated, tmp_path: Path) -> None:
+    """Two that went on with one run replaced each other's files, until one was told to make the folder."""
+    refused, kept = list[str](), tmp_path / "run"
+
+    def another(facts: RoundFacts) -> None:
+        for ask in (lambda: talaria.resume(kept, data=data), lambda: talaria.simulate("ditto", data, save=kept)):
+            with pytest.raises(StateError) as raised:
+                ask()
+            refused.append(str(raised.value))
+
+    talaria.simulate("ditto", data, rounds=1, save=kept, progress=another)
+    assert refused == [f"{kept}: is being learned now; wait until that has ended, or name another"] * 2
+    with durable.held(kept):  # what is whole may be read by many
+        talaria.resume(kept, data=data)
+
+
 def test_a_kept_run_is_read_in_one_pass_however_many_clients_it_has(
     data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,7 +479,10 @@ def test_what_goes_tensor_by_tensor_goes_on_in_the_same_order(
     assert both[0] == both[1]
     state, facts = load_file(tmp_path / "cut" / checkpoint.STATE), safetensors_facts(both[1])
     del facts["order"], facts["sha256"], facts["run"]  # as an older version left it
+    facts |= {"format": 2, "history": json.loads(state.pop("history").tobytes())}
     save_file(state, tmp_path / "cut" / checkpoint.STATE, {"talaria": json.dumps(facts)})
+    began = json.loads((tmp_path / "cut" / checkpoint.EXPERIMENT).read_text()) | {"format": 2}
+    (tmp_path / "cut" / checkpoint.EXPERIMENT).write_text(json.dumps(began))
     assert talaria.resume(tmp_path / "cut", data=data).as_dict() == whole.as_dict()
 
 
@@ -532,7 +563,7 @@ def test_what_cannot_be_resumed_is_said(data: talaria.Federated, tmp_path: Path)
         talaria.resume(kept, data=data)
     text = json.loads((kept / checkpoint.EXPERIMENT).read_text())
     (kept / checkpoint.EXPERIMENT).write_text(json.dumps(text | {"format": 99}))
-    with pytest.raises(StateError, match="a run of format 99, and this version reads 2; go on with it in the version"):
+    with pytest.raises(StateError, match="a run of format 99, and this version reads 2 and 3; go on with it"):
         talaria.resume(kept, data=data)
 
 
@@ -693,6 +724,7 @@ def test_a_function_that_makes_the_model_is_one(data: talaria.Federated) -> None
         ({"recipe": {"lr": np.float32(0.5)}}, r"lr=np.float32\(0.5\) must be above 0.*; write its .item\(\)"),
         ({"options": {"mu": np.int64(2)}}, r"'mu'\]=np.int64\(2\) must be a number or text; write its .item\(\)"),
         ({"evaluate_every": -1}, "evaluate_every"),
+        ({"save": "a\0b"}, r"save='a\\x00b' must be a path"),
     ],
     ids=str,
 )
@@ -738,6 +770,10 @@ def test_what_is_no_path_is_said() -> None:
         talaria.simulate("fedavg", data, rounds=1, save=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="resume: folder=None must be a path"):
         talaria.resume(None)  # type: ignore[arg-type]
+    with pytest.raises(StateError, match=r"x: cannot be written .File name too long"):
+        talaria.simulate("fedavg", data, rounds=1, save="x" * 300)
+    with pytest.raises(StateError, match="py: holds no saved run; name the folder that"):
+        talaria.resume(__file__)
     result = talaria.simulate("fedavg", data, rounds=1)
     for ask in (result.report, result.save):
         with pytest.raises(ConfigError, match="=3 must be a path"):
