@@ -300,9 +300,9 @@ def _array(path: Path) -> Any:
 
     from talaria import npz
 
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         raise DataError(f"{path}: holds arrays by name; give the one to answer for: numpy.save({path.stem!r}, x)")
-    if path.suffix != ".csv":
+    if path.suffix.lower() != ".csv":
         return npz.read_npy(path, ARRAY_LIMIT)
     try:
         if path.stat().st_size > ARRAY_LIMIT:

@@ -26,7 +26,7 @@ def read_toml(path: Path) -> Section:
             data = file.read(LIMIT + 1)
         if len(data) > LIMIT:
             raise ConfigError(f"{path}: is no settings file; one has at most {LIMIT} bytes")
-        return Section(tomllib.loads(data.decode("utf-8")), str(path))
+        return Section(tomllib.loads(data.decode("utf-8-sig")), str(path))
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name the .toml in it") from None
     except OSError as error:

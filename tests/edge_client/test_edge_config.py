@@ -84,6 +84,14 @@ def test_bad_fields(tmp_path, old, new, message):
         load_config(written(tmp_path, GOOD.replace(old, new)))
 
 
+def test_a_file_as_windows_saves_it(tmp_path):
+    """Its mark at the beginning was told as a line that is not TOML."""
+    path = written(tmp_path, GOOD)
+    kept = load_config(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_config(path) == kept
+
+
 def test_a_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"none.toml: cannot be read \(No such file"):
         load_config(tmp_path / "none.toml")

@@ -158,7 +158,11 @@ def test_a_table_that_holds_more_than_numbers_is_refused_by_its_place(app, bundl
         with pytest.raises(DataError, match=f"one.csv: .*{says}"):
             run(app, "predict", bundle, table)
     table.write_text("\ufeff" + rows, encoding="utf-8")  # as a spreadsheet saves it
-    assert run(app, "predict", bundle, table).stdout == run(app, "predict", bundle, files / "one.csv").stdout
+    shouted = tmp_path / "ONE.CSV"
+    shouted.write_text(rows.replace("\n", "\r\n"))
+    answer = run(app, "predict", bundle, files / "one.csv").stdout
+    for one in (table, shouted):
+        assert run(app, "predict", bundle, one).stdout == answer
 
 
 def test_verify_takes_many_files_and_fails_if_one_does(app, bundle, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from talaria import personalizer, tasks
-from talaria.errors import BudgetError, ConfigError, DataError, ModelError
+from talaria.errors import BudgetError, BundleError, ConfigError, DataError, ModelError
 from talaria.model.spec import ModelSpec
 from talaria.model.state import state_of, tensor_of
 from talaria.personalizer import Joining, Personalizer
@@ -279,7 +279,7 @@ def test_targets_that_do_not_fit_the_task_are_refused() -> None:
         Personalizer(SPEC, task="sums")
 
 
-def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="without TLS"):
         fitted(epochs=1).join("mqtt://broker.example", "watch")
     monkeypatch.setattr(personalizer, "RUNTIMES", "talaria.nobody-is-in-this-group")
@@ -298,6 +298,9 @@ def test_what_cannot_be_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         fresh.fit(Samples.of(np.zeros((4, 6, 40)), np.arange(4)))
     with pytest.raises(ConfigError, match="ModelSpec"):
         Personalizer("imu_cnn")  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(BundleError, match=r"cannot write .*file/me.talaria: .* make that folder"):
+        fitted(epochs=1).export(tmp_path / "file" / "me.talaria")
 
 
 class Pair(nn.Module):
@@ -338,6 +341,7 @@ def test_arrays_and_lists_are_taken_as_tensors_are() -> None:
 @pytest.mark.parametrize(
     ("model", "train", "val", "says"),
     [
+        (nn.Linear(4, 3), (X, Y), None, "the model is one layer, Linear, without a name and with nothing before it"),
         (FOUR, ([X[0], X[1][:2]], [0, 1]), None, "x: is no array .* give samples of one shape"),
         (FOUR, (X, X[:, 0]), None, "y has dtype float64, need whole numbers; a classifier needs classes"),
         (FOUR, (X, np.array(["a"] * 20)), None, "y: holds <U1, need numbers; turn texts"),

@@ -162,7 +162,7 @@ def read_json(path: Path) -> dict[str, Any]:
     except OSError as problem:
         raise ConfigError(f"cannot read {path}: {problem.strerror}; check the path") from None
     except (ValueError, RecursionError) as problem:
-        raise ConfigError(f"{path}: is not JSON ({problem})") from None
+        raise ConfigError(f"{path}: is not JSON ({problem}); correct it there, or name another file") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: must hold a JSON object, got {type(found).__name__}")
     return found

@@ -145,12 +145,22 @@ def _resolve(model: Module, keys: tuple[str, ...], part: str, prefixes: str | It
     for prefix in [prefixes] if isinstance(prefixes, str) else list(prefixes):
         matched = {k for k in keys if under(k, prefix)}
         if not matched:
+            require_layers(model, "split: the model")
             raise ModelError(
                 f"split: {part}={prefix!r} names no layer with weights in {type(model).__name__}; "
-                f"candidates: {', '.join(candidates(model)) or 'none, the model has no parameters'}"
+                f"candidates: {', '.join(candidates(model) or keys) or 'none, the model has no parameters'}"
             )
         found |= matched
     return found
+
+
+def require_layers(model: Module, what: str) -> None:
+    """Raise :class:`~talaria.errors.ModelError`, beginning with ``what``, where ``model`` is one layer of torch's."""
+    if not any(model.children()) and type(model).__module__.startswith("torch.nn."):
+        raise ModelError(
+            f"{what} is one layer, {type(model).__name__}, without a name and with nothing before it; put layers "
+            "before it, in a torch.nn.Sequential"
+        )
 
 
 def candidates(model: Module) -> list[str]:

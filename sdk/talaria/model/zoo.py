@@ -15,7 +15,7 @@ from talaria.errors import ConfigError, ModelError
 from talaria.foreign import shown
 from talaria.model.masks import ChannelLayout
 from talaria.model.spec import ModelSpec
-from talaria.model.split import Buffers, Split, split_model
+from talaria.model.split import Buffers, Split, require_layers, split_model
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -159,6 +159,7 @@ def _found(spec: ModelSpec) -> str:
     if last is None or linear[last] != spec.classes:
         if last is not None:
             answers.require(model, example(spec, 2), spec.classes, f"model {shown(spec.name)}")
+        require_layers(model, f"model {shown(spec.name)}")
         found = "it has no Linear layer" if last is None else f"{last!r} gives {linear[last]}"
         raise ModelError(
             f"model {shown(spec.name)}: its last layer must be Linear and give classes={spec.classes}, "

@@ -716,6 +716,7 @@ def test_a_function_that_makes_the_model_is_one(data: talaria.Federated) -> None
         ({"options": 3}, "options=3 must be a table of values by name"),
         ({"recipe": [0.1]}, r"recipe=\[0.1\] must be a table"),
         ({"over": "some"}, "over=some must be in 0..10"),
+        ({"model": Linear(4, 3)}, r"model 'torch.nn.modules.linear:Linear#\d+' is one layer, Linear, without a name"),
         ({"model": 5}, r"model '\?:int#\d+': is a int; name a function \(input_shape, classes\)"),
         ({"rounds": 0}, "rounds"),
         ({"rounds": np.int64(2)}, r"rounds=np.int64\(2\) must be a whole number; write its .item\(\)"),
@@ -729,7 +730,7 @@ def test_a_function_that_makes_the_model_is_one(data: talaria.Federated) -> None
     ids=str,
 )
 def test_a_wrong_argument_is_named(given: dict, message: str, data: talaria.Federated) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, ModelError), match=message):
         talaria.simulate(**{"algorithm": "fedavg", "data": data, "rounds": 1, **given})
 
 
