@@ -103,9 +103,20 @@ export class Learner {
   constructor(config, store, run, kit) {
     Object.assign(this, { config, store, run, kit });
     this.initial = kit.state;
-    const held = store.private();
-    if (held && held.run !== run.digest && !run.follows?.includes(held.run))
-      throw new Error("the private state belongs to another run; give a new state folder");
+    this.#held();
+  }
+
+  /** The private state in force, of this run or one that it follows. That of a run that followed ours, and was called off, gives way to the one before. */
+  #held() {
+    const { run, store } = this;
+    const ours = [run.digest, ...(run.follows ?? [])];
+    let held = store.private();
+    while (held && !ours.includes(held.run) && held.follows?.some((one) => ours.includes(one))) {
+      store.takeBack();
+      held = store.private();
+    }
+    if (held && !ours.includes(held.run)) throw new Error("the private state belongs to another run; give a new state folder");
+    return held;
   }
 
   async #program(name) {
@@ -124,7 +135,7 @@ export class Learner {
 
   /** Private tensors in force, of a run before this one what fits; on a first participation those that all begin from. */
   #own(shared) {
-    const held = this.store.private();
+    const held = this.#held();
     if (held?.run === this.run.digest) return tensorsIn(held.tensors);
     return carried(named(this.initial, (name) => !(name in shared)), held ? tensorsIn(held.tensors) : {});
   }
@@ -136,7 +147,7 @@ export class Learner {
     if (done && done.round === round && done.digest === digest && done.run === run.digest) return done.update;
     if (after === undefined || done?.round === after) store.publish();
     else store.discard();
-    const held = store.private();
+    const held = this.#held();
     if (held && held.round >= round && held.epoch >= epoch) throw new Error(`round ${round} was learned before, from another model`);
     const shared = this.#shared(digest);
     const own = this.#own(shared);
@@ -157,7 +168,7 @@ export class Learner {
     const { data, left } = encodeUpdate(sent, facts, run.codec);
     const kept = named(moved, (name) => !(name in shared));
     if (isCoarse(run.codec)) for (const [name, value] of Object.entries(left)) kept[LEFT + name] = value;
-    store.stage({ round, digest, run: run.digest, epoch }, data, pack(kept));
+    store.stage({ round, digest, run: run.digest, epoch, follows: run.follows ?? [] }, data, pack(kept));
     return Buffer.from(data);
   }
 
@@ -180,6 +191,6 @@ export class Learner {
       state = await calibrated(await this.#program("calibration"), state, samples);
     this.store.write("personal.safetensors", pack(state));
     const measured = val.y.length ? { accuracy: await accuracy(await this.#program("forward"), state, val) } : {};
-    return { rounds: this.store.private()?.round ?? 0, personal: this.store.at("personal.safetensors"), ...measured };
+    return { rounds: this.#held()?.round ?? 0, personal: this.store.at("personal.safetensors"), ...measured };
   }
 }

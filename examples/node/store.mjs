@@ -89,11 +89,25 @@ export class Store {
     return this.sealed("private.bin");
   }
 
-  /** What is staged comes into force, unless it was only half written. */
+  /** What is staged comes into force, unless it was only half written. What was of another run is kept: it may be taken up again. */
   publish() {
     const [staged, done] = [this.sealed("pending.bin"), this.sealed("update.bin")];
-    if (staged && done && staged.round === done.round && staged.digest === done.digest) this.#rename("pending.bin", "private.bin");
-    else this.remove("pending.bin");
+    if (staged && done && staged.round === done.round && staged.digest === done.digest) {
+      const held = this.private();
+      if (held && held.run !== staged.run) this.write("before.bin", this.read("private.bin"));
+      this.#rename("pending.bin", "private.bin");
+    } else this.remove("pending.bin");
+  }
+
+  /** The state of the run before is in force again, or none where there was none; what was in force lies beside it. */
+  takeBack() {
+    this.discard();
+    if (!fs.existsSync(this.at("before.bin"))) {
+      this.#rename("private.bin", "called-off.bin");
+      return;
+    }
+    this.write("called-off.bin", this.read("private.bin"));
+    this.#rename("before.bin", "private.bin");
   }
 
   discard() {
