@@ -324,6 +324,16 @@ def test_a_foreign_page_or_name_cannot_use_this_machines_browser(views):
         assert client.get("/api/v1/fleets", headers=same).status_code == 200
 
 
+def test_behind_a_proxy_orders_need_the_host_that_it_was_asked_for(views):
+    page = {"Authorization": f"Bearer {TOKEN}", "Origin": "https://fleet.example"}
+    with answering(make_api(views, token=TOKEN)) as client:
+        order = "/api/v1/fleets/nowhere/pause"
+        assert client.post(order, headers={**page, "Host": "fleet.example"}).status_code == 404
+        refused = client.post(order, headers={**page, "Host": "127.0.0.1:8420"})
+    assert refused.status_code == 403
+    assert "let a proxy before it pass on the Host" in refused.json()["detail"]
+
+
 def test_bodies_are_refused_unread_and_answers_carry_their_headers(client):
     assert client.post("/api/v1/fleets/watch/pause", content=b"x" * 5000).status_code == 413
     assert client.post("/api/v1/fleets/watch/pause", content=iter([b"x"])).status_code == 413

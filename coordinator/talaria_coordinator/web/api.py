@@ -306,7 +306,8 @@ class Guard:
         if self._wanted is None and self._local and not loopback(name.strip("[]")):
             return _no(403, "the request names another host than this machine; use http://127.0.0.1")
         if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
-            return _no(403, "the request comes from another web page; open the dashboard itself")
+            mend = "open the dashboard itself, and let a proxy before it pass on the Host that it was asked for"
+            return _no(403, f"the request comes from another web page; {mend}")
         length = headers.get(b"content-length", b"0")
         if b"transfer-encoding" in headers or not length.isdigit() or len(length) > 9 or int(length) > LARGEST_BODY:
             return _no(413, f"no request needs a body; this one is chunked or above {LARGEST_BODY} bytes")
