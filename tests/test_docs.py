@@ -20,6 +20,7 @@ import talaria_coordinator
 import talaria_edge
 import talaria_export
 from talaria.cli.main import GROUP, app
+from talaria.programs import shapes
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -76,6 +77,12 @@ def test_the_table_of_formats_says_what_the_code_says() -> None:
     for version, place in rows:
         module, name = place.rsplit(".", 1)
         assert str(getattr(importlib.import_module(module), name)) == version, f"docs/formats.md is stale at {place}"
+
+
+def test_as_many_operators_are_allowed_as_the_page_says() -> None:
+    found = re.search(r"must be on a list\s+of (\d+)", (DOCS / "programs.md").read_text())
+    assert found is not None
+    assert int(found[1]) == len(shapes.RULES)
 
 
 def test_every_file_of_ours_that_the_pages_name_exists() -> None:

@@ -64,8 +64,8 @@ def kit(
 ) -> None:
     """Write all that a device without torch needs for a run into one file, for `kit` in its device.toml.
 
-    It holds the model's first weights, its channels and parts, and every program that the run's algorithm asks of a
-    device. Needs torch.
+    It holds where the model's private parts begin, its channels and parts, and every program that the run's
+    algorithm asks of a device. Needs torch.
     """
     from talaria.federated import kit as kits
     from talaria.federated.make_kit import kit_of
