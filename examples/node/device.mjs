@@ -21,11 +21,17 @@ const [SHORTEST_S, LONGEST_S, STEADY] = [1, 60, 8];
 /** The keys that `talaria edge join` made, or none. */
 function identityOf(folder, fleet, device) {
   if (!folder) return {};
-  const read = (name) => fs.readFileSync(path.join(folder, name));
+  const read = (name) => {
+    try {
+      return fs.readFileSync(path.join(folder, name));
+    } catch (problem) {
+      throw new Error(`identity: ${path.join(folder, name)} cannot be read (${problem.message}); name the folder that \`talaria edge join\` made, once it has the operator's answer`);
+    }
+  };
   const facts = JSON.parse(read("fleet.json"));
   if (facts.fleet !== fleet || facts.device !== device) throw new Error(`identity: ${folder} belongs to ${facts.device} of ${facts.fleet}`);
   for (const name of ["tls.key", "sign.key"])
-    if (fs.statSync(path.join(folder, name)).mode & 0o077) throw new Error(`identity: others may read ${folder}/${name}; chmod 600`);
+    if (read(name) && fs.statSync(path.join(folder, name)).mode & 0o077) throw new Error(`identity: others may read ${folder}/${name}; chmod 600`);
   return {
     signer: signerOf(read("sign.key")),
     coordinatorKey: Buffer.from(facts.coordinator, "hex"),
