@@ -177,6 +177,14 @@ def test_rounds_come_newest_first_with_accuracy_overlap_and_bytes(client):
     assert [r["attempt"] for r in got(client, "/api/v1/fleets/watch/attempts?before=3&limit=1")] == [2]
 
 
+def test_a_device_whose_score_lies_below_zero_is_among_the_last_and_not_left_out(store, client):
+    """As R² may, where a regression goes astray. Above 1 no score lies."""
+    for device, score in zip(KEPT, (-14.5, 0.9, 1.5), strict=True):
+        store.updates.keep("watch", 3, device, digest=B, size=100, base_version=1, found=found(device, score))
+    spread = got(client, "/api/v1/fleets/watch/attempts?limit=1")[0]["accuracy"]
+    assert (spread["count"], spread["low"], spread["high"]) == (2, 0.0, 0.9)
+
+
 def test_a_round_lists_its_updates_and_masks_pair_by_pair(client):
     detail = got(client, "/api/v1/fleets/watch/attempts/1")
     updates = {u["device"]: u for u in detail["updates"]}

@@ -27,9 +27,10 @@ class Findings:
 
     @property
     def accuracy(self) -> float | None:
-        """Validation accuracy in 0..1 as the device measured it, where its algorithm tells."""
+        """Validation accuracy in 0..1 as the device measured it, where its algorithm tells. A score below 0, as R² of
+        answers that are worse than the mean, counts as 0: such a device is no less one of the last."""
         value = self.metrics.get("val_accuracy")
-        return value if value is not None and 0 <= value <= 1 else None
+        return max(0.0, value) if value is not None and value <= 1 else None
 
 
 def findings_of(update: Update | PartialSum, dense: int) -> str:

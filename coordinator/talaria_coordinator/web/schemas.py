@@ -85,7 +85,8 @@ class AttemptView:
     ``bytes_down`` are what of models was sent since the round before, or since the coordinator began: also what was
     lost, or late, and sent again, so that it may exceed ``bytes_down_dense``, a whole model as it is for each device
     that was asked; null while it is open, and of rounds before that was kept.
-    ``accuracy`` is on each device's own validation data, where the algorithm tells; ``kept`` the share of channels
+    ``accuracy`` is on each device's own validation data, where the algorithm tells (a score below 0 counts as 0);
+    ``kept`` the share of channels
     that masks keep, ``overlap`` how far any two of them agree (mean Jaccard index). ``means`` are those of what devices
     told within a secure round's sum, where single devices' are not seen. ``clients`` are the devices behind what is
     ``stored``, a gateway's site counted in full. Once it is committed, all these are of the updates that count in it,

@@ -112,8 +112,8 @@ function numbers(svg, rounds, x, height) {
 
 // Within a secure round's sum the mean alone is known.
 function accuracyOf(round) {
-  const mean = round.means.val_accuracy;
-  return round.accuracy || (mean === undefined ? null : { low: mean, median: mean, high: mean, count: round.counted, summed: true });
+  const mean = Math.max(0, round.means.val_accuracy); // R² may lie below
+  return round.accuracy || (!(mean <= 1) ? null : { low: mean, median: mean, high: mean, count: round.counted, summed: true });
 }
 
 function accuracyPlot(rounds) {
