@@ -206,7 +206,7 @@ class Device:
                 f"device: {self.config.device} runs already; make another Device with its own id and state"
             )
         self._stopped = False
-        self._ended.clear()
+        self._ended = asyncio.Event()  # of this event loop: the run before may have been of another one
         worker = learning_thread()
         self._task = asyncio.create_task(keep_running(self.config, self._report, worker, over_mqtt, self._learner))
         try:

@@ -129,6 +129,26 @@ def test_leaving_the_block_ends_what_still_runs(tmp_path):
     assert asyncio.run(asyncio.wait_for(story(), 60)) is None
 
 
+def test_a_device_is_left_in_one_event_loop_after_another(tmp_path):
+    """As in a program that calls asyncio.run for each session: the second one ended in "bound to a different event
+    loop"."""
+    told = []
+    one = talaria_edge.Device(
+        "mqtt://127.0.0.1:9", fleet="watch", data=(np.zeros((9, 4)), np.arange(9) % 3), state=tmp_path,
+        report=lambda event: told[-1].set(),
+    )  # fmt: skip
+
+    async def story():
+        told.append(asyncio.Event())
+        async with one:
+            running = asyncio.ensure_future(one.run())
+            await told[-1].wait()
+        return await running
+
+    for _ in range(2):
+        assert asyncio.run(asyncio.wait_for(story(), 60)) is None
+
+
 def test_another_thread_may_stop_a_device(tmp_path):
     """A loop in which nothing else happens hears of it too: debug mode refuses what another thread does to a task."""
     begun = threading.Event()
