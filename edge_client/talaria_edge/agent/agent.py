@@ -100,6 +100,8 @@ class Agent:
         self.was_up = False
         self._served: tuple[str, bytes] | None = None  # the run and the global model that were personalized last
         self._result: dict[str, Any] | None = None
+        self._finished: Run | None = None
+        """The run that ``_result`` is of."""
         self._parting = Parting(config.retry_s, FAREWELL_S)
 
     @property
@@ -156,7 +158,7 @@ class Agent:
             while self._result is None or self.config.stay or not self._parting.over(time.monotonic()):
                 self._feed(await self._driver.inbox.get())
                 self._finish_if_over()
-                if self._result is not None and self._parting.due(time.monotonic()):
+                if self._has_all() and self._parting.due(time.monotonic()):
                     # The coordinator learns that this member has all it came for, and need not wait for it.
                     self._feed(e.SayGoodbye(time.monotonic()))
 
@@ -297,6 +299,8 @@ class Agent:
         if new:
             self._tell("coordinator", epoch=seen.epoch, algorithm=run.algorithm, rounds=run.rounds)
         if self._learner is not None and self._learner.run == run:
+            if new:  # which has not heard this device's goodbye
+                self._parting = Parting(self.config.retry_s, FAREWELL_S)
             self._begin()
         elif self._builds_nothing() and not equipped(self._store, run):
             self._learner, self._for_kit = None, run
@@ -396,6 +400,11 @@ class Agent:
 
     # -- the end
 
+    def _has_all(self) -> bool:
+        """Whether this device has all that it came for; one that stays, of the run that is learned by now."""
+        learned = None if self._learner is None else self._learner.run
+        return self._result is not None and (not self.config.stay or learned == self._finished)
+
     def _finish_if_over(self) -> None:
         state, learner = self._state, self._learner
         if learner is None or state.busy or state.version < learner.run.rounds:
@@ -432,7 +441,8 @@ class Agent:
         tell_of_deployment(self._tell, found)
         self._store.save_traffic(self._rounds.traffic)
         traffic = {str(round): dict(bytes_) for round, bytes_ in sorted(self._rounds.traffic.items())}
-        self._result = {"device": self.config.device, **found, "traffic": traffic}
+        self._result, self._finished = {"device": self.config.device, **found, "traffic": traffic}, learner.run
+        self._parting = Parting(self.config.retry_s, FAREWELL_S)
         path = self.config.state / "result.json"
         tensor_files.write(path, json.dumps(self._result, indent=2).encode())
         self._tell("done", **self._result, result=str(path))
