@@ -143,9 +143,12 @@ class Mqtt:
             async with asyncio.timeout(self._timeout):  # wait_for of Python 3.11 may lose that its task is cancelled
                 await session.open(self.address, self._keepalive, filters)
         except _OldBrokerError:
+            self._protocol = None
             await session.end()
             raise
         except (OSError, TimeoutError, TransportError, UnicodeError) as why:  # the last of a name that is none
+            if isinstance(why, TimeoutError):
+                self._protocol = None  # another broker may be there by now, which speaks another MQTT
             await session.end()
             reason = str(why) or f"no answer within {self._timeout:g} s"
             raise TransportError(unusable(self.address, self._tls, self._name, reason)) from None
@@ -264,8 +267,11 @@ class Mqtt:
         self._inbox.put_nowait(None)
 
 
-class _OldBrokerError(Exception):
+class _OldBrokerError(TransportError):
     """The broker does not know MQTT 5."""
+
+    def __init__(self) -> None:
+        super().__init__("the broker does not know MQTT 5 any more; it is asked anew")
 
 
 class _Errors(logging.Logger):

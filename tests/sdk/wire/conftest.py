@@ -63,8 +63,8 @@ asyncio.run(main())
 class Amqtt:
     """amqtt in a process of its own; MQTT 3.1.1 only."""
 
-    def __init__(self, kind: str = "tcp") -> None:
-        self.port, self._kind = free_port(), kind
+    def __init__(self, kind: str = "tcp", port: int = 0) -> None:
+        self.port, self._kind = port or free_port(), kind
         self.url = f"{'ws' if kind == 'ws' else 'mqtt'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
@@ -110,6 +110,20 @@ def amqtt_websocket() -> Iterator[Amqtt]:
     found.start()
     yield found
     found.kill()
+
+
+@pytest.fixture
+def make_amqtt() -> Iterator[object]:
+    started: list[Amqtt] = []
+
+    def make(port: int) -> Amqtt:
+        started.append(Amqtt(port=port))
+        started[-1].start()
+        return started[-1]
+
+    yield make
+    for one in started:
+        one.kill()
 
 
 @pytest.fixture

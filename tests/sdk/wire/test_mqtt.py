@@ -172,6 +172,26 @@ def test_the_link_comes_back_with_a_new_will_after_the_broker_died(mosquitto):
     assert len(boots) >= 2
 
 
+@pytest.mark.parametrize("will", [lambda: Will("dead/x", b"gone"), None])
+def test_a_link_comes_back_from_a_broker_that_speaks_an_older_mqtt_than_the_one_before(mosquitto, make_amqtt, will):
+    """It went on as it was agreed with the first: with a will it was never answered, and without it ended."""
+
+    async def story() -> None:
+        link = Mqtt(mosquitto.url, "x", ("t",), will=will, timeout=2.0, **FAST)
+        await link.start()
+        await until(link, LinkUp)
+        assert link.protocol == "5"
+        mosquitto.kill()
+        make_amqtt(mosquitto.port)
+        async with asyncio.timeout(60):
+            while not isinstance(await link.receive(), LinkUp):
+                pass
+        assert link.protocol == "3.1.1"
+        await link.close()
+
+    asyncio.run(story())
+
+
 def test_a_link_that_is_renewed_brings_a_new_will_and_leaves_without_the_old_one(mosquitto):
     boots = []
 
