@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from talaria import tensors
 from talaria.errors import StateError
+from talaria.federated.fedbuff_run import Buffering
 from talaria.wire.changes import changes
 from talaria.wire.strict_safetensors import pack
 from talaria_edge.storage import tensor_files
@@ -253,6 +254,7 @@ import resource, sys
 import numpy as np
 from pathlib import Path
 from talaria.errors import StateError
+from talaria.federated.fedbuff_run import Buffering
 from talaria_edge.storage.state import DeviceStore, Trained
 with DeviceStore(Path(sys.argv[1]), "watch", "anna") as store:
     store.stage(Trained(b"one", 1, "b", "r"), {"w": np.ones(10)})
@@ -392,3 +394,31 @@ def test_what_cannot_be_removed_is_named(store, name, work):
     store.kit_part("aa").write_bytes(b"a kit")
     with pytest.raises(tensor_files.DiskError, match=f"{name} could not be removed: .*; delete it by hand"):
         work(store)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+def test_what_the_last_round_taught_is_in_force_though_a_full_disk_met_its_receipt(
+    house, run_all, a_run, monkeypatch, buffered
+):
+    """The receipt was kept before what follows of it: the update counted, and an asynchronous device let go of what it
+    had learned with it."""
+    more = {"buffering": Buffering(buffer=1)} if buffered else {}
+    one = house(a_run("fedper", asynchronous=buffered), names=("anna",), **more)
+    rename, refused = tensor_files.rename, []
+
+    def full_once(source, path):
+        if path.name == "private.safetensors" and not refused:
+            refused.append(path)
+            raise tensor_files.DiskError("no room")
+        rename(source, path)
+
+    monkeypatch.setattr(tensor_files, "rename", full_once)
+
+    async def twice():
+        with pytest.raises(tensor_files.DiskError):
+            await one.agent("anna")
+        return await one.agent("anna")
+
+    _, found = run_all(one.serve(), twice())
+    assert refused
+    assert found["rounds"] == 1

@@ -345,7 +345,8 @@ class DeviceMachine:
         if job.attempt != receipt.attempt or job.cut.sha256 != receipt.sha256:
             return
         job.phase, job.outcome, job.reason = "done", receipt.outcome, receipt.reason
-        out.extend((a.Save(), a.Receipted(job.attempt, receipt.outcome, receipt.reason)))
+        # In this order: after a cut between the two the update is offered once more, and answered alike.
+        out.extend((a.Receipted(job.attempt, receipt.outcome, receipt.reason), a.Save()))
 
     def _chunk(self, state: DeviceState, frame: Frame, now: float, out: list[a.Action], *, multicast: bool) -> None:
         if frame.header.type != m.CHUNK:
