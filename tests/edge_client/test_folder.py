@@ -188,6 +188,22 @@ def test_a_window_never_changes_sides(tmp_path, clock):
                 assert sides.setdefault(value.tobytes(), side) == side
 
 
+def test_what_was_recorded_before_the_clock_was_set_is_kept_from_then_on(tmp_path, clock):
+    """A device without a clock of its own wakes in 1970: its windows were removed as too old once it knew the day."""
+    folder, now = tmp_path / "windows", clock[0]
+    for i in range(4):
+        window(folder, f"w{i}", 100.0 + i, y=[i % 2])
+    source = FolderSource(folder, days=90)
+    assert source.look()[1] == ()
+    assert os.stat(folder / "w0.npz").st_mtime == 100.0
+    assert len(source.load().train) == 3
+    clock[0] = now + 89 * DAY
+    assert len(source.load().train) == 3
+    clock[0] = now + 91 * DAY
+    source.load()
+    assert not list(folder.glob("*.npz"))
+
+
 @pytest.mark.parametrize("bound", ["most", "days", "megabytes"])
 def test_the_oldest_leave(tmp_path, clock, bound):
     folder = tmp_path / "windows"

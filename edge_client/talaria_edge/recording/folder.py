@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 HELD_OUT = 10
 """One file of so many is for validation."""
+SET = 1e9
+"""A clock before this (2001) was not set yet, as where a device without one of its own has just begun."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class FolderSource:
     learned from.
 
     When the folder holds more than ``most`` windows or ``megabytes``, or files older than ``days``, the oldest files
-    are removed. Files whose names begin with a dot, or that are not whole, are never read.
+    are removed. What was recorded before the device's clock was set counts from its first round after. Files whose
+    names begin with a dot, or that are not whole, are never read.
     """
 
     path: Path
@@ -76,7 +79,7 @@ class FolderSource:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unusable(self.path, error) from None
-        return self._loaded(*self._kept(), remember=True)
+        return self._loaded(*self._kept(remember=True), remember=True)
 
     def look(self) -> tuple[DeviceData, tuple[str, ...]]:
         """What :meth:`load` would give, and what it would say of files: those that it could not read, and those that it
@@ -84,7 +87,7 @@ class FolderSource:
 
         Raises :class:`~talaria.errors.DataError` as :meth:`load`, and where there is no folder yet.
         """
-        windows, over, unread = self._kept()
+        windows, over, unread = self._kept(remember=False)
         notes = []
         if over:
             names = some_of([path.name for path in over], 6)
@@ -185,14 +188,14 @@ class FolderSource:
             return False
         return id == name or id in (f"{name}/{row}" for row in range(rows))
 
-    def _kept(self) -> tuple[list[_Window], list[Path], dict[Path, str]]:
+    def _kept(self, *, remember: bool) -> tuple[list[_Window], list[Path], dict[Path, str]]:
         """The windows of the files that stay, oldest first; the files that are to leave, and those that cannot be read,
         with the reason."""
         now, room, left = time.time(), self.megabytes * 2**20, self.most
         budget, found, over = LIMIT, [], False
         leaving: list[Path] = []
         unread: dict[Path, str] = {}
-        for path, size, at in reversed(self._files()):
+        for path, size, at in reversed(self._files(now, remember)):
             if size > self.megabytes * 2**20:
                 logger.warning("%s is too large: its %d bytes are more than [data] megabytes allows", path, size)
                 leaving.append(path)
@@ -233,8 +236,9 @@ class FolderSource:
         logger.warning("%s: not read, as they have other inputs than most (%s): %s", self.path, most, some_of(odd, 6))
         return [one for one, kind in zip(windows, kinds, strict=True) if kind in (None, most)]
 
-    def _files(self) -> list[tuple[Path, int, float]]:
-        """Files, their bytes and when they were written, oldest first."""
+    def _files(self, now: float, remember: bool) -> list[tuple[Path, int, float]]:
+        """Files, their bytes and when they were written, oldest first. What was written before the clock was set is of
+        now, and with ``remember`` from now on."""
         try:
             found = []
             with os.scandir(self.path) as entries:
@@ -243,7 +247,10 @@ class FolderSource:
                         with suppress(FileNotFoundError):
                             if entry.is_file(follow_symlinks=False):
                                 stat = entry.stat(follow_symlinks=False)
-                                found.append((Path(entry.path), stat.st_size, stat.st_mtime))
+                                early = stat.st_mtime < SET <= now
+                                found.append((Path(entry.path), stat.st_size, now if early else stat.st_mtime))
+                                if early and remember:
+                                    os.utime(entry.path, (now, now))
         except OSError as error:
             raise _unusable(self.path, error) from None
         return sorted(found, key=lambda one: (one[2], one[0].name))
