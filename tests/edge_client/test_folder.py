@@ -204,6 +204,31 @@ def test_what_was_recorded_before_the_clock_was_set_is_kept_from_then_on(tmp_pat
     assert not list(folder.glob("*.npz"))
 
 
+def test_what_a_cut_left_of_a_window_is_removed_a_day_later(tmp_path, clock, monkeypatch):
+    """Each stayed for ever, beside what megabytes allows."""
+
+    class PowerCut(BaseException):
+        pass
+
+    def cut(_):
+        raise PowerCut
+
+    source = FolderSource(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "fsync", cut)
+        with pytest.raises(PowerCut):
+            source.record(np.ones(SHAPE))
+    (tmp_path / ".mine.npz.part").write_bytes(b"another program's")
+    assert len(list(tmp_path.glob(".*-*.npz.part"))) == 1
+    source.load()
+    assert len(list(tmp_path.glob(".*-*.npz.part"))) == 1  # it may be under way just now
+    clock[0] += 2 * DAY
+    source.look()
+    assert len(list(tmp_path.glob(".*-*.npz.part"))) == 1
+    source.load()
+    assert [path.name for path in tmp_path.glob(".*.part")] == [".mine.npz.part"]
+
+
 @pytest.mark.parametrize("bound", ["most", "days", "megabytes"])
 def test_the_oldest_leave(tmp_path, clock, bound):
     folder = tmp_path / "windows"

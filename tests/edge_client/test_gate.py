@@ -1,4 +1,5 @@
 import fcntl
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from talaria.errors import ConfigError, StateError
 from talaria_edge.deployment import gate
 from talaria_edge.deployment.gate import Deployed, decide
 from talaria_edge.storage import tensor_files
+from talaria_edge.storage.state import DeviceStore
+from talaria_export.bundle.bundle import save
 
 share = st.floats(0, 1)
 
@@ -96,6 +99,27 @@ def test_a_cut_while_deploying_leaves_a_whole_bundle_in_force(
     assert bundle.read_bytes() in (b"old", b"new")
     gate.settle(tmp_path, bundle)
     assert bundle.read_bytes() == (b"old" if cut < 2 else b"new")
+
+
+def test_what_a_cut_left_of_bundles_is_gone_after_the_next_start(tmp_path: Path, monkeypatch) -> None:
+    """Each kill or power cut that met a bundle being written left it on flash for ever."""
+    state, bundle = tmp_path / "state", tmp_path / "me.talaria"
+    with DeviceStore(state, "watch", "anna") as store:
+        gate.deploy(state, b"first", bundle)
+
+        def cut(_: int) -> None:
+            raise KeyboardInterrupt  # what nothing on the way catches
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", cut)
+            for work in (lambda: gate.deploy(state, b"second", bundle), lambda: save(state / "candidate.talaria", b"")):
+                with pytest.raises(KeyboardInterrupt):
+                    work()
+        assert len([*state.rglob(".*.part")]) == 2
+        gate.settle(state, bundle)  # as an agent begins
+        store.clear_parts()
+    assert [*state.rglob(".*.part")] == []
+    assert gate.in_force(state) == bundle.read_bytes() == b"first"
 
 
 def test_a_bundle_that_someone_replaced_is_put_back(tmp_path: Path) -> None:

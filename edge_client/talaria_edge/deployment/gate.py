@@ -234,7 +234,7 @@ def rollback(folder: Path, bundle: Path) -> Deployed:
 
 
 def settle(folder: Path, bundle: Path) -> None:
-    """Make ``bundle`` the one in force, and remove those that are neither in force nor before it."""
+    """Make ``bundle`` the one in force, and remove those that are neither in force nor before it, nor whole."""
     with _alone(folder):
         _settle(folder, bundle)
 
@@ -248,8 +248,9 @@ def _settle(folder: Path, bundle: Path) -> None:
         if there != data:
             tensor_files.make_folder(bundle.parent)
             tensor_files.write(bundle, data)
-    for path in (folder / "bundles").glob("*.talaria"):
-        if path.stem not in (state.current, state.previous):
+    kept = {f"{digest}.talaria" for digest in (state.current, state.previous)}
+    for path in [*(folder / "bundles").glob("*.talaria"), *(folder / "bundles").glob(".*.talaria.part")]:
+        if path.name not in kept:
             with suppress(OSError):
                 path.unlink()
 

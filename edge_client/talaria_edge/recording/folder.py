@@ -7,6 +7,7 @@ import io
 import logging
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ HELD_OUT = 10
 """One file of so many is for validation."""
 SET = 1e9
 """A clock before this (2001) was not set yet, as where a device without one of its own has just begun."""
+_LEFT = re.compile(r"\.\d{13}-[0-9a-f]{8}\.npz\.part")
+"""What :meth:`FolderSource.record` leaves of a window where the power is cut."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,10 @@ class FolderSource:
             found = []
             with os.scandir(self.path) as entries:
                 for entry in entries:
+                    if remember and _LEFT.fullmatch(entry.name):
+                        with suppress(OSError):
+                            if now - entry.stat(follow_symlinks=False).st_mtime > drift.DAY_S:
+                                os.unlink(entry.path)
                     if entry.name.endswith(".npz") and not entry.name.startswith("."):
                         with suppress(FileNotFoundError):
                             if entry.is_file(follow_symlinks=False):

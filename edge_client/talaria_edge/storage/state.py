@@ -276,8 +276,10 @@ class DeviceStore:
         return tensor_files.read(self._model, "delete it; it is fetched again")
 
     def clear_parts(self, keep: str = "") -> None:
-        """Remove unfinished global models, except that of the transfer ``keep``."""
-        for old in (self.folder / "body.bin", *self.folder.glob("body-*.part")):  # what format 1 called them
+        """Remove unfinished global models, except that of the transfer ``keep``, and bundles that a cut left half
+        written."""
+        before = (self.folder / "body.bin", *self.folder.glob("body-*.part"))  # what format 1 called them
+        for old in (*before, *self.folder.glob(".candidate.*.part")):
             tensor_files.remove(old)
         for part in self.folder.glob("model-*.part"):
             if not keep or part != self.model_part(keep):
