@@ -75,8 +75,8 @@ class Device:
         allow: Packages beside Talaria whose algorithms and models the fleet's run may name.
         guard: When this device may train; None: always.
         insecure: Accept a broker beyond this machine without TLS or keys.
-        report: Called with every event of the agent, in the event loop; what it raises is logged, and ends nothing.
-            None: events go to the log ``talaria_edge``.
+        report: Called with every event of the agent, in the event loop; what it raises is logged, and ends nothing
+            (``sys.exit`` ends the program). None: events go to the log ``talaria_edge``.
         require: Called with the fleet's :class:`talaria.Run` before anything is learned; what it raises ends
             :meth:`run`.
         settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``engine`` (``"torch"`` or
@@ -363,7 +363,7 @@ def _harmless(report: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, A
     def told(event: dict[str, Any]) -> None:
         try:
             report(event)
-        except Exception:
+        except (Exception, asyncio.CancelledError):  # of something else: nothing is awaited here
             logger.exception("%s: report failed on the event %r", event["device"], event["event"])
 
     return told

@@ -98,11 +98,13 @@ def test_a_device_that_is_stopped_goes_on_where_it_was(fleet, a_run):
     assert tensors.equal(one.shared(), one.simulated().shared)
 
 
-def test_a_report_that_raises_ends_no_learning(fleet, a_run, caplog):
+@pytest.mark.parametrize("kind", [RuntimeError, asyncio.CancelledError])
+def test_a_report_that_raises_ends_no_learning(fleet, a_run, caplog, kind):
+    """What is raised of another task that was cancelled was taken for the end of this one."""
     one = fleet(a_run("fedper"), devices=("anna",))
 
     def broken(event):
-        raise RuntimeError("the app's own fault")
+        raise kind("the app's own fault")
 
     async def story():
         serving = Serving(one)
