@@ -69,20 +69,38 @@ def test_some_thousand_inputs_find_nothing(targets):
     assert found["memory_mib"] < 64
 
 
-def test_a_planted_fault_is_found_and_shown_with_its_input(tmp_path, monkeypatch):
-    (tmp_path / "planted.py").write_text(
-        "from talaria.errors import WireError\n"
-        "from talaria_bench.fuzz.target import Target\n"
-        "def decode(data):\n"
-        "    if data[:1] == b'F':\n"
-        "        return {}[data]\n"
-        "def targets():\n"
-        "    return [Target('planted', decode, (WireError,), [b'x'])]\n"
-    )
-    monkeypatch.setitem(os.environ, "PYTHONPATH", str(tmp_path))
-    (crash,) = bench.measure(30, targets="planted:targets")["crashes"]
-    assert bytes.fromhex(crash["input"])[:1] == b"F"
-    assert "KeyError" in crash["error"]
+PLANTED = """
+import os
+from talaria.errors import WireError
+from talaria_bench.fuzz.target import Target
+def decode(data):
+    if data[:1] == os.environ["PLANTED"].encode():
+        return {}[data]
+def targets():
+    return [Target(name, decode, (WireError,), [name.encode()]) for name in ("one", "two")]
+"""
+
+
+def planted(tmp_path, monkeypatch, fault, runs=0):
+    """What the bench finds in two decoders that have ``fault``; what it found is kept."""
+    (tmp_path / "planted.py").write_text(PLANTED)
+    monkeypatch.setitem(os.environ, "PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.setitem(os.environ, "PLANTED", fault)
+    return bench.measure(30, runs=runs, corpus=tmp_path / "corpus", targets="planted:targets")["crashes"]
+
+
+def test_a_planted_fault_is_found_and_shown_with_its_input_until_it_is_mended(tmp_path, monkeypatch):
+    for crash in (found := planted(tmp_path, monkeypatch, "F")):
+        assert bytes.fromhex(crash["input"])[:1] == b"F"
+        assert "KeyError" in crash["error"]
+    assert {crash["target"] for crash in found} == {"one", "two"}
+    assert planted(tmp_path, monkeypatch, "none", 1000) == []  # the input that failed then was told for ever
+
+
+def test_a_decoder_that_fails_at_a_seed_is_told_by_name(tmp_path, monkeypatch):
+    """It was left out where another one failed, and else told without a name or a word."""
+    told = {crash["target"]: crash["error"] for crash in planted(tmp_path, monkeypatch, "o", 1000)}
+    assert "KeyError: b'one'" in told["one"]
 
 
 def test_without_atheris_it_says_what_to_install(monkeypatch):

@@ -64,6 +64,8 @@ def measure(
         folder.mkdir(parents=True, exist_ok=True)
         for old in (*folder.glob("*/stats.json"), *folder.glob("*/log")):
             old.unlink()
+        for old in folder.glob("*/*-*"):  # an input that failed then is tried again, and may pass by now
+            old.replace(old.parent / "corpus" / old.name)
         args = [sys.executable, "-P", "-m", "talaria_bench.fuzz.loop", folder, seconds, runs, seed]
         args += [] if targets is None else [targets]
         done = subprocess.run(
@@ -76,8 +78,9 @@ def measure(
             seen = (_COVERAGE.findall(said) or [(0, 0)])[-1]
             row = json.loads(stats.read_text()) if stats.exists() else dict(_NONE)
             rows[log.parent.name] = row | {"edges": int(seen[0]), "corpus": int(seen[1])}
-            for file in log.parent.glob("*-*"):
-                crashes.append({"target": log.parent.name, "input": file.read_bytes().hex(), "error": _error(said)})
+            failed = [file.read_bytes().hex() for file in log.parent.glob("*-*")]
+            for data in failed or [""] * (not stats.exists()):  # it ended at a seed of its own, or was killed
+                crashes.append({"target": log.parent.name, "input": data, "error": _error(said)})
         if done.returncode and not crashes:
             crashes.append({"target": "", "input": "", "error": done.stdout[-4000:]})
     total = {name: sum(row[name] for row in rows.values()) for name in ("runs", "edges", "corpus")}
