@@ -11,6 +11,7 @@ interleaved in alternating order, median of per-round ratios; all results are he
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 import time
@@ -152,8 +153,10 @@ def cpu_ms(run: Callable[[], object]) -> float:
 
 
 def furthest(a: Tensors, b: Tensors) -> float:
-    """The largest difference of two states."""
-    return max(float(np.abs(a[k] - b[k]).max()) for k in a)
+    """The largest difference of two states; infinite where one has other tensors, or what is no number."""
+    if a.keys() != b.keys():
+        return math.inf
+    return float(np.nan_to_num(np.max([np.abs(a[k] - b[k]).max() for k in a]), nan=math.inf))
 
 
 def peak_mib(run: Callable[[], object]) -> float:
