@@ -57,6 +57,21 @@ def test_a_plot_that_cannot_be_written_is_refused_before_it_is_measured(bench: s
         assert f"--plot {place}: cannot be written" in str(found.exception)
 
 
+@pytest.mark.parametrize(
+    ("bench", "option"),
+    [
+        ("people", "--out"), ("epsilon", "--out"), ("secure", "--out"), ("fuzz", "--corpus"), ("chaos", "--folder"),
+        ("story", "--folder"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_cannot_be_made_is_refused_before_it_is_measured(bench: str, option: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    given = ["bench", bench, option, str(tmp_path / "file" / "within")]
+    found = CliRunner().invoke(app(given), given)
+    assert isinstance(found.exception, ConfigError), found.output
+    assert f"{option} {tmp_path}/file/within: no folder can be made or written to there" in str(found.exception)
+
+
 @pytest.mark.parametrize("words", ["chaos --faults 1 --devices 2", "story"])
 def test_a_folder_that_is_not_empty_is_refused_and_nothing_goes_on_there(words: str, tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").write_text("of before")

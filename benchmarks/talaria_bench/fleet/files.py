@@ -16,6 +16,7 @@ from talaria.errors import ConfigError
 from talaria.federated.run import Engine, Member, Run
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe, Samples
+from talaria_bench.folders import made
 
 FLEET = "bench"
 FEATURES, CLASSES = 768, 3
@@ -29,12 +30,11 @@ def run_of(algorithm: str, rounds: int, seed: int) -> Run:
 
 
 def new_folder(bench: str, given: Path | None = None) -> Path:
-    """An empty folder for a broker's state and more: that ``given``, which is made later, or one with ``bench`` in its
-    name."""
+    """An empty folder for a broker's state and more: that ``given``, or one with ``bench`` in its name."""
     if given is not None:
         if given.exists() and (not given.is_dir() or any(given.iterdir())):  # a fleet of before would go on there
             raise ConfigError(f"--folder {given}: is there already and not empty; give the name of a new folder")
-        return given
+        return made(f"--folder {given}", given)
     folder = Path(tempfile.mkdtemp(prefix=f"talaria-{bench}-"))
     folder.chmod(0o711)  # so that Mosquitto, where root starts it, can be another user
     return folder

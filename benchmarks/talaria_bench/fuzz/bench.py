@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from talaria.errors import ConfigError
+from talaria_bench.folders import kept_in
 
 _COVERAGE = re.compile(r"cov: (\d+) ft: \d+ corp: (\d+)")
 _NONE = {"taken": 0, "refused": 0, "runs": 0, "slowest_s": 0.0, "memory_mib": 0.0}
@@ -24,7 +25,9 @@ def fuzz(
     seconds: Annotated[float, typer.Option(help="How long.", min=1)] = 300.0,
     seed: Annotated[int, typer.Option(help="Of the mutations.", min=1)] = 1,
     runs: Annotated[int, typer.Option(help="Inputs for each target at most; 0 for as many as fit.", min=0)] = 0,
-    corpus: Annotated[Path | None, typer.Option(help="A folder that keeps what was found, to go on from.")] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="A folder that keeps what was found, to go on from.", callback=kept_in)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Fuzz all decoders that a stranger can reach: frames, messages, tensors, updates, enrolment, bundles, both halves.

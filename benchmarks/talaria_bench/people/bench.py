@@ -10,6 +10,7 @@ import typer
 
 from talaria.errors import ConfigError
 from talaria_bench import bars
+from talaria_bench.folders import kept_in
 
 if TYPE_CHECKING:
     from talaria_bench.people.studies import Study
@@ -20,9 +21,9 @@ def people(
         list[str] | None, typer.Option(help="smartwatch, vowels, glucose; repeatable, all by default.")
     ] = None,
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="Repeatable; 0 by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder that keeps every fold; what lies there is not done again.")] = Path(
-        "runs/people"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder that keeps every fold; what lies there is not done again.", callback=kept_in)
+    ] = Path("runs/people"),
     rounds: Annotated[int, typer.Option(help="Rounds of each fleet; 0: each study's own.", min=0)] = 0,
     subjects: Annotated[int, typer.Option(help="Leave out only so many subjects; 0: everybody in turn.", min=0)] = 0,
     plot: Annotated[

@@ -20,6 +20,7 @@ import typer
 from talaria.errors import ConfigError
 from talaria.privacy.accounting import noise_for
 from talaria_bench import bars
+from talaria_bench.folders import kept_in
 from talaria_bench.private.cells import Study, cell
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -67,9 +68,9 @@ def epsilon(
         typer.Option(help="Fashion-MNIST's 20 clients; without it, they are left out.", exists=True, dir_okay=False),
     ] = None,
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="Repeatable; 0, 1 and 2 by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.")] = Path(
-        "runs/private"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.", callback=kept_in)
+    ] = Path("runs/private"),
     plot: Annotated[Path | None, typer.Option(help="Write the curves here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from talaria_bench import bars
+from talaria_bench.folders import kept_in
 from talaria_bench.private.cells import Study, cell
 
 STUDIES: Mapping[str, tuple[Study, tuple[str, ...]]] = {
@@ -31,9 +32,9 @@ def secure(
         typer.Option(help="Fashion-MNIST's clients; without it, smartwatch alone.", exists=True, dir_okay=False),
     ] = None,
     seeds: Annotated[list[int] | None, typer.Option("--seed", help="Repeatable; 0, 1 and 2 by default.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.")] = Path(
-        "runs/private"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder that keeps every run; what lies there is not done again.", callback=kept_in)
+    ] = Path("runs/private"),
     plot: Annotated[Path | None, typer.Option(help="Draw both accuracies here, as SVG.", callback=bars.place)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
