@@ -89,6 +89,8 @@ class Program:
             os.close(stdout)
             os.close(stderr)
         self.full(self._size)
+        if self._stopping:  # while it was started
+            process.kill()
         self.alive.set()
         try:
             await asyncio.gather(_lines(out, self._listen), _lines(error, self._complain))
