@@ -9,7 +9,7 @@ of the rounds; and milliseconds of CPU for each MiB of the file to make them and
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 import torch
@@ -42,7 +42,7 @@ def main() -> None:
         make, undo = [], []
         for age in AGES:
             found = []
-            for before, after in zip(files[len(files) // 2 - age :], files[len(files) // 2 :], strict=False):
+            for before, after in pairs(files, age):
                 took, few = spent(lambda before=before, after=after: changes(before, after))
                 make.append(took / len(after))
                 found.append(len(few or after) / len(after))
@@ -50,8 +50,16 @@ def main() -> None:
                     took, same = spent(lambda few=few, before=before: applied(few, before))
                     undo.append(took / len(after))
                     assert same == after
-            print(f"  {age} old {fmean(found):.3f}", end="", flush=True)
-        print(f"  make {min(make) * 2**20 * 1e3:.1f} ms/MiB, undo {min(undo, default=0) * 2**20 * 1e3:.1f}", flush=True)
+            print(f"  {age} old {fmean(found):.3f}" if found else f"  {age} old: none", end="", flush=True)
+        print(
+            f"  make {min(make, default=0) * 2**20 * 1e3:.1f} ms/MiB, undo {min(undo, default=0) * 2**20 * 1e3:.1f}",
+            flush=True,
+        )
+
+
+def pairs(files: Sequence[bytes], age: int) -> list[tuple[bytes, bytes]]:
+    """Each file of the second half that has one ``age`` rounds older, after that one."""
+    return [(files[i - age], files[i]) for i in range(max(len(files) // 2, age), len(files))]
 
 
 def spent(work: Callable[[], bytes | None]) -> tuple[float, bytes | None]:

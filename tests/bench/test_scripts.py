@@ -1,0 +1,24 @@
+"""The benchmarks that are files of their own, as far as their figures are arithmetic."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name: str) -> ModuleType:
+    """A file of ``benchmarks`` as a module."""
+    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_a_model_is_held_beside_one_so_many_rounds_older() -> None:
+    """Where the second half began before the age, newer models were told as older ones."""
+    files = [bytes([n]) for n in range(11)]  # before the first of ten rounds, and after each
+    found = {age: [(b[0], a[0]) for b, a in script("model_changes").pairs(files, age)] for age in (1, 8, 20)}
+    assert found == {1: [(n - 1, n) for n in range(5, 11)], 8: [(0, 8), (1, 9), (2, 10)], 20: []}
