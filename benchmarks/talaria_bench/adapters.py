@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from talaria_bench import bars
+from talaria_bench.steps import torch_step
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-
     from talaria.model.spec import ModelSpec
     from talaria.training.interface import Task
 
@@ -166,10 +164,9 @@ def _way(task: Task, only: Collection[str] | None, keep: bool = False) -> tuple[
     """One SGD step of the training loop, and the bytes that it holds beyond the weights."""
     import torch
 
-    from talaria.model.state import load, state_of, tensor_of
+    from talaria.model.state import load, state_of
     from talaria.planning import memory
-    from talaria.training import frozen_features, loop
-    from talaria.training.sgd import SGD
+    from talaria.training import frozen_features
 
     state = state_of(task.model)
     if keep:
@@ -181,28 +178,8 @@ def _way(task: Task, only: Collection[str] | None, keep: bool = False) -> tuple[
         task = kept.task
         names = set(task.model.state_dict())
         state, only = {k: v for k, v in state.items() if k in names}, [k for k in only if k in names]
-    model = _own(load(task.model, state), only)
-    trained: dict[str, Tensor] = {k: p for k, p in model.named_parameters() if p.requires_grad}
-    optimizer = SGD(trained, task.recipe)
-    objective, x, y = loop.cross_entropy(), tensor_of(task.train.x), tensor_of(task.train.y)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        objective(model, x, y).backward()
-        optimizer.step()
-
+    model, step = torch_step(load(task.model, state), task.train, task.recipe, only)
     shape = tuple(task.train.x.shape[1:])
     weights = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     with torch.random.fork_rng(devices=[]):
         return step, memory.training(model, shape, BATCH) - weights
-
-
-def _own(model: Module, only: Collection[str] | None) -> Module:
-    """A copy of its own, frozen but for ``only``, in the memory layout that trains fastest."""
-    import copy
-
-    from talaria.training import loop
-
-    own = copy.deepcopy(model)
-    loop.freeze_but(own, only)
-    return loop.in_fast_layout(own)

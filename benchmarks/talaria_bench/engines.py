@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from talaria_bench import bars
+from talaria_bench.steps import torch_step
 
 if TYPE_CHECKING:
     from talaria.model.split import Part
@@ -67,9 +68,9 @@ def engines(
 ) -> None:
     """Measure a step of SGD with momentum on both engines: thread CPU time, interleaved, as ratios in one run.
 
-    Torch's step is the training loop's own; the program's is `Training.step`, in buffers that stay, and in JSON
-    `Program.step`, on new arrays each time; both with all checks. A process of its own says what the program takes
-    where torch is never imported.
+    Torch's step is the training loop's own, in its memory layout; the program's is `Training.step`, in buffers that
+    stay, and in JSON `Program.step`, on new arrays each time; both with all checks. A process of its own says what the
+    program takes where torch is never imported.
     """
     figures = measure(rounds)
     if plot is not None:
@@ -122,7 +123,6 @@ def _row(
     model: str, shape: tuple[int, ...], classes: int, batch: int, trained: str, keep: float, rounds: int
 ) -> dict[str, Any]:
     import numpy as np
-    import torch
 
     from talaria.model import pruning, zoo
     from talaria.model.spec import ModelSpec
@@ -131,8 +131,7 @@ def _row(
     from talaria.programs.build import build
     from talaria.programs.program import Program
     from talaria.programs.training import Training
-    from talaria.training import loop
-    from talaria.types import Recipe
+    from talaria.types import Recipe, Samples
 
     spec = ModelSpec(model, shape, classes)
     data, recipe = build(spec, trained), Recipe()
@@ -143,15 +142,7 @@ def _row(
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((batch, *shape), np.float32), rng.integers(0, classes, batch)
     weights = state_of(module)
-    parameters = loop.freeze_but(module, only).values()
-    optimizer = torch.optim.SGD(parameters, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
-    objective, xs, ys = loop.cross_entropy(), torch.from_numpy(x), torch.from_numpy(y)
-
-    def eager() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        objective(module, xs, ys).backward()
-        optimizer.step()
-
+    _, eager = torch_step(module, Samples(x, y), recipe, only)
     program = Program(data)
     momentum = program.momentum(weights)
     drawn = [port for port in program.graph.inputs if port.name.startswith("draw/")]
@@ -204,7 +195,7 @@ def _training(
     spec = ModelSpec(model, shape, classes, adapters=adapters)
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((SAMPLES, *shape), np.float32), rng.integers(0, classes, SAMPLES)
-    samples, module = Samples(x, y), zoo.build(spec)
+    samples, module = Samples(x, y), loop.in_fast_layout(zoo.build(spec))  # as a device has it
     recipe = Recipe(epochs=EPOCHS, batch=16)
     task = Task(module, zoo.split(spec, module), samples, samples, recipe, classes)
     state, only, engine = state_of(module), task.split.of(*parts), ProgramEngine(spec)
