@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from talaria.errors import StateError
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.types import Recipe
@@ -72,12 +73,12 @@ def agent(
         shutil.rmtree(folder, ignore_errors=True)
     if plot is not None:
         panels = {name: {one["event"]: one["rss_mb"] for one in moments} for name, moments in found["agents"].items()}
-        bars.draw(panels, "MB", plot)
+        bars.draw(panels, "MiB", plot)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
     for device, moments in found["agents"].items():
-        typer.echo(f"\n{device:16}{'CPU s':>8}{'MB':>8}{'anonymous':>11}{'peak':>8}")
+        typer.echo(f"\n{device:16}{'CPU s':>8}{'MiB':>8}{'anonymous':>11}{'peak':>8}")
         for one in moments:
             typer.echo(
                 f"{one['event']:16}{one['cpu_s']:>8.2f}{one['rss_mb']:>8.1f}"
@@ -99,7 +100,10 @@ def measured(
     coordinator = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=os.environ | ENVIRONMENT)
     agents: dict[str, _Watched] = {}
     try:
-        url = next(told["broker"] for told in map(json.loads, coordinator.stdout or ()) if told["event"] == "ready")
+        ready = (told["broker"] for told in map(json.loads, coordinator.stdout or ()) if told["event"] == "ready")
+        if (url := next(ready, None)) is None:
+            coordinator.communicate()
+            raise StateError("agent: the coordinator ended before it was ready; what it said is above")
         threading.Thread(target=lambda: list(coordinator.stdout or ()), daemon=True).start()
         agents = {name: _Watched(_files(folder, name, i, url, bundle), python) for i, name in enumerate(names)}
         found = {name: one.end() for name, one in agents.items()}
@@ -144,7 +148,7 @@ class _Watched:
     def end(self) -> list[dict[str, Any]]:
         self._thread.join(END_S)
         if self.process.wait(END_S):
-            raise RuntimeError(f"an agent ended with status {self.process.returncode}")
+            raise StateError(f"agent: one ended with status {self.process.returncode}; what it said is above")
         return [asdict(one) for one in self._moments]
 
 
