@@ -22,6 +22,7 @@ from typing import Annotated, Any
 import psutil
 import typer
 
+from talaria.errors import StateError
 from talaria.wire.mqtt import Arrival, Mqtt
 from talaria_bench.fleet import files as fl
 from talaria_bench.fleet.meters import rss_mib
@@ -101,8 +102,12 @@ class Visit:
         with open_broker("mosquitto", state=self.folder / "broker") as broker:
             programs = self._programs(broker)
             async with running(programs):
-                async with asyncio.timeout(START_S):
-                    await self._until(lambda: self._closed() >= 1)
+                try:
+                    async with asyncio.timeout(START_S):
+                        await self._until(lambda: self._closed() >= 1)
+                except TimeoutError:
+                    last = {program.name: list(program.errors)[-3:] for program in programs if program.errors}
+                    raise StateError(f"stranger: no round was closed in the first {START_S:g} s; {last}") from None
                 before = self._closed()
                 half = await self._speak(broker, self.seconds / 2, self.seed)
                 middle = self._memory(programs)
@@ -122,6 +127,7 @@ class Visit:
             if row["end_mib"] > row["middle_mib"] + FLAT_MIB
         ]
         broken += [] if done else ["no round completed"]
+        broken += [] if self._said else ["the stranger could say nothing"]
         broken += [f"{name} was shut out" for name in sorted(self._quarantined)]
         return {
             "seconds": self.seconds, "seed": self.seed, "said": self._said, "retained": self._retained,
