@@ -60,7 +60,7 @@ def measure(name: str, partition: Path, rounds: int, seed: int) -> dict[str, obj
         "worst": out["accuracy"]["worst"],
         "clients": {client: facts["accuracy"] for client, facts in out["clients"].items()},
         "bytes_up": out["bytes_up"],
-        "cpu_s": round(after.children_user - before.children_user, 1),
+        "cpu_s": round(sum(after[2:4]) - sum(before[2:4]), 1),
         "wall_s": round(time.time() - started, 1),
     }
 

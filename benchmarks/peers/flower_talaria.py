@@ -32,8 +32,7 @@ class Measured(TalariaStrategy):
 def main(grid: Grid, context: Context) -> None:
     """All rounds, then the measure."""
     data = work.data_of(told["name"], told["partition"])
-    recipe = {"epochs": 1, "batch": work.BATCH, "lr": work.LR, "momentum": 0.0, "smoothing": 0.0, "augment": "none"}
-    asked = {"rounds": told["rounds"], "recipe": recipe, "buffers": "aggregate", "model": work.spec_of(data)}
+    asked = {"rounds": told["rounds"], "recipe": work.RECIPE, "buffers": "aggregate", "model": work.spec_of(data)}
     strategy = Measured(experiment_of({"algorithm": "fedavg", "data": data, **asked}).run)
     strategy.start(grid)
     model = work.model_of(data)

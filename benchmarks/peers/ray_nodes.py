@@ -12,8 +12,7 @@ from talaria.simulation.run import course, crew_of, learned, members_of
 nodes = int(sys.argv.pop(1))
 told = work.asked()
 data = work.data_of(told["name"], told["partition"])
-recipe = {"epochs": 1, "batch": work.BATCH, "lr": work.LR, "momentum": 0.0, "smoothing": 0.0, "augment": "none"}
-asked = prepare("fedavg", data, work.spec_of(data), rounds=told["rounds"], recipe=recipe, buffers="aggregate")
+asked = prepare("fedavg", data, work.spec_of(data), rounds=told["rounds"], recipe=work.RECIPE, buffers="aggregate")
 work.model_of(data)  # sets one thread
 meter = work.Meter()
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})

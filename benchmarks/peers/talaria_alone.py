@@ -8,8 +8,7 @@ from talaria.simulation.run import course, learned, members_of
 
 told = work.asked()
 data = work.data_of(told["name"], told["partition"])
-recipe = {"epochs": 1, "batch": work.BATCH, "lr": work.LR, "momentum": 0.0, "smoothing": 0.0, "augment": "none"}
-asked = prepare("fedavg", data, work.spec_of(data), rounds=told["rounds"], recipe=recipe, buffers="aggregate")
+asked = prepare("fedavg", data, work.spec_of(data), rounds=told["rounds"], recipe=work.RECIPE, buffers="aggregate")
 work.model_of(data)  # sets one thread
 fleet, rounds = course(asked.run, members_of(data.clients))
 meter = work.Meter()

@@ -25,6 +25,16 @@ from talaria.model.spec import ModelSpec
 from talaria.model.state import tensor_of
 
 BATCH, LR = 10, 0.01
+RECIPE = {
+    "epochs": 1,
+    "batch": BATCH,
+    "lr": LR,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "smoothing": 0.0,
+    "augment": "none",
+}
+"""What :func:`epoch` is to Talaria, whatever a data set's own recipe says."""
 
 
 def asked() -> dict[str, Any]:
