@@ -195,6 +195,18 @@ class Draft:
         before = None if made is None or made.kind != "Cast" else self._maker.get(made.inputs[0])
         return before is not None and before.kind in ("Equal", "Greater", "Less", "Not")
 
+    def places(self, value: str) -> bool:
+        """Whether a value is numbers that each call brings, as they are, or stands in the file, as sums of such do."""
+        while (made := self._maker.get(value)) is not None and made.kind in (*MOVES, "Cast"):
+            value = made.inputs[0]
+        return made is None or self._stands(value)
+
+    def _stands(self, value: str) -> bool:
+        made = self._maker.get(value)
+        return value in self.constants or (
+            made is not None and made.kind == "Add" and all(map(self._stands, made.inputs))
+        )
+
     def _before_moves(self, value: str) -> Node | None:
         made = self._maker.get(value)
         while made is not None and made.kind in (*MOVES, "Expand"):

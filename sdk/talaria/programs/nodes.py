@@ -263,14 +263,14 @@ def _called(step: Step, node: fx.Node, args: tuple[Any, ...], named: dict[str, A
     if isinstance(first, Map) and name in ("permute", "transpose", "split", "chunk", "unbind"):
         apart = _in_pieces(step, node, name, first, *args[1:], **named)
         if apart:
-            return _Several(node.name, Identity(), read[:1], {str(i): _with(call) for i, call in enumerate(apart)})
+            return _Several(node.name, Identity(), read[:1], _by_place([_with(call) for call in apart]))
     if name in PAIRS and isinstance(first, Map):
-        both = {str(place): _with(of, *args[1:], **named) for place, of in enumerate(PAIRS[name])}
-        return _Several(node.name, Identity(), read, both)
+        both = [_with(of, *args[1:], **named) for of in PAIRS[name]]
+        return _Several(node.name, Identity(), read, _by_place(both))
     along = [*args[1:], *named.values()]
     if target in EXTREMES and isinstance(first, Map) and along and isinstance(along[0], int):
         extreme = _with(EXTREMES[target], dim=along[0], keepdim=along[1:] == [True])
-        return _Several(node.name, Identity(), read, {"0": extreme})
+        return _Several(node.name, Identity(), read, {"0": extreme, "-2": extreme})
     if getattr(target, "__module__", "") in ("_operator", "math") and not any(
         isinstance(a, Map | Weight) for a in args
     ):
@@ -438,6 +438,11 @@ def _with(call: Any, *args: Any, **named: Any) -> Rule:
     return lambda step, layer, own, given: call(step, layer, given[0], *args, **named)
 
 
+def _by_place(rules: Sequence[Rule]) -> dict[str, Rule]:
+    """The rule of each of several values by its place, counted from either end."""
+    return {str(place): rules[place] for place in range(-len(rules), len(rules))}
+
+
 def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str, dim: int) -> Any:
     """One value of several; ``unbind`` gives what they are."""
     if name == "unbind" and (index or (dim,)) == (0,):
@@ -448,7 +453,7 @@ def _part_of(node: fx.Node, several: _Several, index: tuple[Any, ...], name: str
     rule = several.rules.get(place)
     if rule is None:
         what = f"gives several values, of which {node.name} takes {index!r}"[:160]
-        raise refused(several.layer, what, "take its first one")
+        raise refused(several.layer, what, f"take {' or '.join(several.rules)}")
     return Layer(several.layer, rule, several.own, several.read, several.trains)
 
 

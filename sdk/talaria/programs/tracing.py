@@ -170,6 +170,11 @@ class Tracer(Follower):
         found = self._answered(obj.node, MANY)
         return len(found)
 
+    def rank(self, obj: fx.Proxy) -> int:
+        """How many dimensions a value has."""
+        rank: int = self._answered(obj.node, MANY).ndim
+        return rank
+
     def shape(self, node: fx.Node) -> Any:
         """The sizes of what a node gives for a batch of :data:`MANY`, or a list of those of several values; None of
         what is no tensor, or cannot be told."""
@@ -381,6 +386,11 @@ class _Value(fx.Proxy):
         return self.size()
 
     @property
+    def values(self) -> Any:
+        """The first of two values that come with names, as a maximum and its place."""
+        return self.tracer.create_proxy("call_function", getattr, (self, "values"), {})
+
+    @property
     def T(self) -> Any:  # noqa: N802 - as torch has it
         """With its dimensions the other way round."""
         return self.permute(*range(len(self.shape))[::-1])
@@ -404,6 +414,15 @@ class _Value(fx.Proxy):
     def dtype(self) -> torch.dtype:
         """As of a tensor."""
         return self.tracer.kind(self)
+
+    @property
+    def ndim(self) -> int:
+        """As of a tensor."""
+        return self.tracer.rank(self)
+
+    def dim(self) -> int:
+        """As of a tensor."""
+        return self.ndim
 
     def size(self, dim: int | None = None) -> Any:
         """As of a tensor."""

@@ -37,6 +37,14 @@ class Ranked(nn.Module):
             return x.cumsum(2).amax(2)
         if self.how == "deviation":
             return x.std(2)
+        if self.how == "ends":
+            most = x.max(dim=2).values
+            ends = x.split(5, 2)[-1].mean(2) + x.chunk(3, dim=2)[-2].mean(2) + torch.std_mean(x, 2)[-1]
+            return (
+                most.view(len(most), -1).view(-1, *(1,) * (most.dim() - 2), 6)
+                + ends * x.max(2)[-2].sigmoid()
+                + most.unbind(1)[-1][:, None]
+            )
         if self.how == "scattered":
             gate = x.mean(2)
             values, places = gate.topk(2, dim=-1)
@@ -102,7 +110,7 @@ class Merged(nn.Module):
 NETS = {
     **{
         how: (LINE, lambda how=how: Ranked(how))
-        for how in ("k-max", "topk", "sort", "median", "ties", "sums", "sums alone", "experts", "scattered")
+        for how in ("k-max", "topk", "sort", "median", "ties", "sums", "sums alone", "experts", "scattered", "ends")
     },
     **{f"graph, {how}": (LINE, lambda how=how: Graph(how)) for how in ("product", "named", "kept")},
     **{f"merged, {how}": (LINE, lambda how=how: Merged(how)) for how in ("gru", "flatten", "sizes")},

@@ -114,6 +114,15 @@ class Packed(Gru):
         return self.head(nn.utils.rnn.pad_packed_sequence(out, batch_first=True, **self.options)[0].mean(1))
 
 
+class Worded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(self.words(x.abs().clamp(0, 2).long()).mean((1, 2)))
+
+
 class Placed(nn.Module):
     def __init__(self, many) -> None:
         super().__init__()
@@ -276,6 +285,17 @@ def late(x):
         (lambda: Odd(lambda x: x.expand(x.shape[0], 6, 12)), "stretches"),
         (lambda: Odd(lambda x: x.repeat(1, 2, 1)), "repeats"),
         (lambda: Odd(lambda x: x * 2 if x.shape[0] > 1 else x), "the batch's size is a condition"),
+        (
+            lambda: Odd(lambda x: nn.functional.max_pool2d(x, 2)),
+            "pools over 2 behind the channels, .* have 1; give maps",
+        ),
+        (
+            lambda: nets.maps(first(), nn.Flatten(), nn.AdaptiveAvgPool1d(4), wide=4),
+            "pools over 1 behind .* x.unsqueeze.1.",
+        ),
+        (lambda: nets.maps(first(), nn.Flatten(), nn.AvgPool1d(3), wide=12), "'2' pools over 1"),
+        (Worded, "'words' looks up numbers that the forward reckons; give it the sample's own"),
+        (lambda: Odd(lambda x: x + x.max(1, keepdim=True)[1]), r"of which getitem takes \(1,\); take 0 or -2"),
         (lambda: Odd(lambda x: x.cumsum(1)), r"'cumsum\w*' multiplies \(3, 3\) by \('first', 12"),
         (Twice, "'layers.0' shares its weight with 'first.weight'"),
         (lambda: Odd(late), "depends on its values"),

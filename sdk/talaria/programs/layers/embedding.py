@@ -18,6 +18,9 @@ def embedding(step: Step, layer: str, module: Module, given: Sequence[Map]) -> t
     odd = [name for name in ("max_norm", "scale_grad_by_freq", "sparse") if getattr(own, name)]
     if odd:
         raise refused(layer, f"has {odd[0]}", "leave it out")
+    if not draft.places(x.value):
+        what, mend = "looks up numbers that the forward reckons", "give it the sample's own, as they are or as x.long()"
+        raise refused(layer, what, mend)
     places = x.value if draft.whole(x.value) else draft.op("Cast", x.value, to=7)  # as talaria.model.tokens does
     entries, wide, lead = own.num_embeddings, own.embedding_dim, tuple(step.known(one) for one in sizes(x))
     table = step.weight(layer, "weight", own.weight, (entries, wide))

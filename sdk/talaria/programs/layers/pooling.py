@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, cast
 
 import numpy as np
-from torch.nn import AvgPool2d, MaxPool2d, Module
+from torch.nn import AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool2d, MaxPool2d, Module
 
 from talaria.programs.graph import Draft
 from talaria.programs.layers.base import Map, Pullback, Step, no_dilation, refused, spread
@@ -65,7 +65,7 @@ def adaptive_average(step: Step, layer: str, module: Module, given: Sequence[Map
     """The mean under windows that cover the map evenly; where their sizes differ, a product with a matrix for each
     dimension."""
     draft, (x,) = step.draft, given
-    wanted, windows = _adaptive(module, x)
+    wanted, windows = _adaptive(layer, module, x)
     if windows is not None:
         return _average(draft, x, windows)
     under = [np.eye(n)[covering(n, many)].max(1).T for n, many in zip(x.space, wanted, strict=True)]
@@ -87,7 +87,7 @@ def adaptive_max(step: Step, layer: str, module: Module, given: Sequence[Map]) -
     """The largest value under windows that cover the map evenly; where their sizes differ, each is made as long as the
     longest, by its last place once more."""
     draft, (x,) = step.draft, given
-    wanted, windows = _adaptive(module, x)
+    wanted, windows = _adaptive(layer, module, x)
     if cast(Any, module).return_indices:
         raise refused(layer, "returns indices", "leave return_indices out")
     if windows is not None:
@@ -107,8 +107,9 @@ def adaptive_max(step: Step, layer: str, module: Module, given: Sequence[Map]) -
     return y, back
 
 
-def _adaptive(module: Module, x: Map) -> tuple[tuple[int, ...], Windows | None]:
+def _adaptive(layer: str, module: Module, x: Map) -> tuple[tuple[int, ...], Windows | None]:
     """The sizes that are asked for (None keeps one), and the windows, where they are all of one size."""
+    _require_space(layer, module, x)
     asked = cast(Any, module).output_size
     each = asked if isinstance(asked, tuple | list) else (asked,) * len(x.space)
     wanted = tuple(n if one is None else int(one) for n, one in zip(x.space, each, strict=True))
@@ -136,12 +137,22 @@ def _windows(layer: str, own: MaxPool2d | AvgPool2d, x: Map) -> Windows:
     no_dilation(layer, own)
     if getattr(own, "return_indices", False):
         raise refused(layer, "returns indices", "leave return_indices out")
-    rank = len(x.space)
+    rank = _require_space(layer, own, x)
     kernel, stride, padding = (spread(one, rank) for one in (own.kernel_size, own.stride, own.padding))
     if not own.ceil_mode:
         return Windows(x.space, kernel, stride, padding)
     zipped = zip(x.space, kernel, stride, padding, strict=True)
     return Windows(x.space, kernel, stride, padding, above=tuple(_end(*each) for each in zipped))
+
+
+def _require_space(layer: str, module: Module, x: Map) -> int:
+    """How many dimensions a pool goes over: those of its map. torch takes a map that lacks one for a sample without a
+    batch, whose channels are the samples."""
+    rank = 1 + isinstance(module, MaxPool2d | AvgPool2d | AdaptiveAvgPool2d | AdaptiveMaxPool2d)
+    if len(x.space) != rank:
+        mend = "give maps a single channel, x.unsqueeze(1), and take it away afterwards, squeeze(1)"
+        raise refused(layer, f"pools over {rank} behind the channels, where its maps have {len(x.space)}", mend)
+    return rank
 
 
 def _end(n: int, kernel: int, stride: int, padding: int) -> int:
