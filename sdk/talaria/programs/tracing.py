@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.autograd import Variable
 from torch.fx.proxy import TraceError
-from torch.nn import LSTM, Module, RNNBase
+from torch.nn import LSTM, Embedding, Module, RNNBase
 from torch.nn.utils import rnn
 
 from talaria.model.called import by_place
@@ -35,6 +35,10 @@ from talaria.seeds import ALONE
 
 MANY = 9973
 """What ``len(x)`` is for a batch: Python wants a number there. No layer is as wide, and what would be is measured."""
+
+
+_LOOKING_UP = (torch.gather, "gather", operator.getitem)
+"""Calls whose arguments behind the first one are places."""
 
 
 class Tracer(Follower):
@@ -225,11 +229,24 @@ class Tracer(Follower):
             if node.op == "call_module":
                 own = self.root.get_submodule(target)
                 args = args[:2] if isinstance(base_of(own), RNNBase) else args  # without lengths
+                args = _whole(args) if isinstance(own, Embedding) else args
                 return deepcopy(own).to("meta").eval()(*args, **named)
+            if target in _LOOKING_UP:
+                args, named = (
+                    (*args[:1], *_whole(args[1:])),
+                    named | _whole({k: v for k, v in named.items() if k == "index"}),
+                )
             if node.op == "call_method":
                 return getattr(args[0], target)(*args[1:], **named)
             found = target(*args, **named)
         return found.to("meta") if isinstance(found, Tensor) else found
+
+
+def _whole(given: Any) -> Any:
+    """Places, which are numbers as all others where a pass is followed, as torch wants them."""
+    return fx.node.map_aggregate(
+        given, lambda one: one.long() if isinstance(one, Tensor) and one.is_floating_point() else one
+    )
 
 
 def _packed(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Padded:

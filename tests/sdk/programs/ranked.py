@@ -12,6 +12,7 @@ class Ranked(nn.Module):
     def __init__(self, how: str) -> None:
         super().__init__()
         self.conv, self.head, self.how = nn.Conv1d(3, 6, 3, padding=1), nn.Linear(6, 4), how
+        self.apart = nn.Unflatten(2, (4, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.read(self.conv(x)))
@@ -45,6 +46,11 @@ class Ranked(nn.Module):
                 + ends * x.max(2)[-2].sigmoid()
                 + most.unbind(1)[-1][:, None]
             )
+        if self.how == "sizes":
+            chosen = x.gather(dim=2, index=x.topk(2, dim=2)[1])
+            ordered = torch.take_along_dim(x, x.argsort(2), 2)
+            pairs = self.apart(torch.swapaxes(ordered, 1, 2).transpose(2, 1))
+            return torch.tile(chosen.view(len(chosen), *chosen.shape[1:])[:, :, :1], (3,)).mean(2) + pairs.amax((2, 3))
         if self.how == "scattered":
             gate = x.mean(2)
             values, places = gate.topk(2, dim=-1)
@@ -110,7 +116,19 @@ class Merged(nn.Module):
 NETS = {
     **{
         how: (LINE, lambda how=how: Ranked(how))
-        for how in ("k-max", "topk", "sort", "median", "ties", "sums", "sums alone", "experts", "scattered", "ends")
+        for how in (
+            "k-max",
+            "topk",
+            "sort",
+            "median",
+            "ties",
+            "sums",
+            "sums alone",
+            "experts",
+            "scattered",
+            "ends",
+            "sizes",
+        )
     },
     **{f"graph, {how}": (LINE, lambda how=how: Graph(how)) for how in ("product", "named", "kept")},
     **{f"merged, {how}": (LINE, lambda how=how: Merged(how)) for how in ("gru", "flatten", "sizes")},

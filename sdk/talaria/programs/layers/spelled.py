@@ -96,6 +96,11 @@ def _repeat_interleave(x: Any, repeats: Any, dim: int) -> Any:
     return x.unsqueeze(dim + 1).expand(*each).flatten(dim, dim + 1)
 
 
+def _tile(x: Any, *dims: Any) -> Any:
+    many = listed(dims)
+    return x.repeat(*(1 for _ in range(len(x.shape) - len(many))), *many)
+
+
 def _diff(x: Any, n: int = 1, dim: int = -1) -> Any:
     for _ in range(n):
         x = _narrow(x, dim, 1, x.shape[dim] - 1) - _narrow(x, dim, 0, x.shape[dim] - 1)
@@ -213,7 +218,9 @@ SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     **dict.fromkeys((torch.movedim, torch.moveaxis, "movedim", "moveaxis"), _movedim),
     **dict.fromkeys((torch.narrow, "narrow"), _narrow),
     **dict.fromkeys((torch.select, "select"), _select),
-    **dict.fromkeys((torch.tile, "tile"), lambda x, *many: x.repeat(*many)),
+    **dict.fromkeys((torch.tile, "tile"), _tile),
+    **dict.fromkeys((torch.take_along_dim, "take_along_dim"), lambda x, indices, dim: torch.gather(x, dim, indices)),
+    **dict.fromkeys((torch.swapaxes, torch.swapdims, "swapdims"), lambda x, one, other: x.transpose(one, other)),
     "cpu": lambda x: x,
     "where": lambda x, mask, other: torch.where(mask, x, other),
     "view_as": _view_as,

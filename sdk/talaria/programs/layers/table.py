@@ -184,6 +184,10 @@ def _alike(own: Any, x1: Any, x2: Any) -> Any:
     return F.cosine_similarity(x1, x2, own.dim, own.eps)
 
 
+def _unflattened(own: nn.Unflatten, x: Any) -> Any:
+    return x.unflatten(own.dim, own.unflattened_size)
+
+
 def _distant(own: Any, x1: Any, x2: Any) -> Any:
     return pairwise_distance(x1, x2, own.norm, own.eps, own.keepdim)
 
@@ -201,6 +205,7 @@ PASSES: Mapping[type[Module], Callable[..., Any]] = {
     nn.PairwiseDistance: _distant,
     nn.LocalResponseNorm: _local,
     nn.CosineSimilarity: _alike,
+    nn.Unflatten: _unflattened,
     nn.RNNCell: _rnn_cell,
     nn.GRUCell: _gru_cell,
     nn.LSTMCell: _lstm_cell,
