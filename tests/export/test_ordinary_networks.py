@@ -74,6 +74,35 @@ def test_several_dimensions_normalized_and_places_named_by_each_sample_have_ever
     assert verify_bundle(tmp_path / "me.talaria").ok
 
 
+class Loose(torch.nn.Module):
+    """Dimensions named by dots, squeezed where their size is no 1, and multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.near, self.head = (
+            torch.nn.Linear(3, 8),
+            torch.nn.Parameter(torch.rand(8)),
+            torch.nn.Linear(8, 4),
+        )
+
+    def forward(self, x):
+        y = torch.sigmoid(self.embed(x.transpose(1, 2))).squeeze(1)
+        share = torch.einsum("b...c,c->b...", y, self.near)
+        y = torch.einsum("...lc,...l->...c", y, share) + (y + 1).prod(dim=1).log()
+        return self.head(y).squeeze(-1)
+
+
+def test_dots_sizes_that_are_no_1_and_products_along_a_dimension_are_exported(tmp_path):
+    torch.manual_seed(0)
+    x = np.random.default_rng(0).standard_normal((40, 3, 12), np.float32)
+    net = Loose().eval()
+    labels = net(torch.from_numpy(x)).argmax(1).numpy()
+    found = make_bundle(tmp_path / "me.talaria", net, example=x[:1], samples=(x, labels), seconds=0)
+    assert found.ok
+    assert all(one["bytes"] for one in found.figures["variants"])
+    assert verify_bundle(tmp_path / "me.talaria").ok
+
+
 WALKED = ("sentiment by LSTM", "packed, cells", "packed, weighed both ways", "translating, packed both ways")
 
 

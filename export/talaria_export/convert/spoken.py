@@ -1,6 +1,6 @@
 """What torch's exporter does not know, said as what it knows while a model is exported: the length of a batch,
 attention over three dimensions, maxima under windows of different sizes, values in the middle and at places that are
-named, bounds of two kinds, packed sequences."""
+named, bounds of two kinds, products along a dimension, sizes that are no 1 and squeezed, packed sequences."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from talaria.errors import ModelError
 from talaria.model.packing import unpacked
 from talaria.programs.layers.placing import index_fill, placed
 from talaria.programs.layers.ranking import scatter
+from talaria.programs.layers.spelled import prod
 from talaria.programs.layers.windows import covering
 
 
@@ -104,6 +105,28 @@ def _clamped(clamp: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
+def _squeezed(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """ONNX refuses to squeeze a size that is no 1, which torch leaves; the batch is squeezed as it says."""
+    if dim is None:
+        return torch.squeeze(x)
+    dims = [one % x.dim() for one in ([dim] if isinstance(dim, int) else dim)]
+    gone = tuple(one for one in dims if one == 0 or x.shape[one] == 1)
+    return torch.squeeze(x, gone) if gone else x
+
+
+def _multiplied(x: Tensor, *dims: Any, **named: Any) -> Any:
+    return prod(x, *dims, **named) if (dims or "dim" in named) and "dtype" not in named else torch.prod(x, **named)
+
+
+def _taken(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    """Without the comparison of sizes that would fix the batch's."""
+    if dim is None:
+        return torch.take_along_dim(x, indices)
+    sizes = [*x.shape]
+    sizes[dim] = indices.shape[dim]
+    return torch.gather(x, dim, indices.expand(sizes))
+
+
 def _put(x: Tensor, index: Any, value: Any) -> None:
     """``x[index] = value``, by pieces beside each other where these are known."""
     try:
@@ -121,6 +144,9 @@ _SAID: Mapping[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.index_fill, Tensor.index_fill), index_fill),
     Tensor.index_fill_: lambda x, *given: x.copy_(index_fill(x, *given)),
     Tensor.__setitem__: _put,
+    **dict.fromkeys((torch.squeeze, Tensor.squeeze), _squeezed),
+    **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _taken),
+    **dict.fromkeys((torch.prod, Tensor.prod), _multiplied),
     **dict.fromkeys((torch.kthvalue, Tensor.kthvalue), _kthvalue),
     **dict.fromkeys((torch.median, Tensor.median), _median),
     **{

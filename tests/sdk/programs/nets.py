@@ -312,8 +312,8 @@ class Summed(nn.Module):
         )
         few = torch.einsum("blhd,hde->bhle", each, self.heads).sum(2)
         rest = torch.einsum("bl,bld->bd", torch.einsum("bld,d->bl", y, self.score), x)
-        both = torch.einsum("bi,bhe->beih", rest, few).mean((1, 3)) * torch.einsum("bld,bld->bd", x, y)
-        return self.head(torch.einsum("bd,de->be", both, self.into))
+        both = torch.einsum("bi,bhe->beih", rest, few).mean((1, 3)) * torch.einsum("...ld,...ld->...d", x, y)
+        return self.head(torch.einsum("... d, de -> ... e", both, self.into))
 
 
 class Padded(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from talaria.einsum import named
 from talaria_export.bundle.operators.rule import (
     KNOWN_VALUES,
     Found,
@@ -82,7 +83,8 @@ def _product(first: int, second: int) -> Rule:
 
 def _named(node: Node, given: list[Value]) -> Found:
     """Sums of products by the names of dimensions."""
-    left, _, out = node.attributes["equation"].decode().replace(" ", "").partition("->")
+    equation = named(node.attributes["equation"].decode(), [len(one.shape) for one in given])
+    left, _, out = equation.partition("->")
     sizes = dict[str, int]()
     for names, value in zip(left.split(","), given, strict=True):
         for name, size in zip(names, value.shape, strict=True):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from talaria.einsum import named
 from talaria.errors import ModelError
 from talaria.programs.graph import Draft, Size
 from talaria.programs.layers.base import Map, Pullback, Step, refused
@@ -15,8 +16,8 @@ from talaria.programs.layers.sequence import closed, filled, opened, shaped, siz
 
 def einsum(step: Step, layer: str, equation: str, *given: Map | Weight) -> tuple[Map, Pullback]:
     """Of two maps, or of a map and what is the same for each sample, in either order."""
-    left, _, out = equation.replace(" ", "").partition("->")
-    (one, other), (a, b) = pair = _pair(layer, equation, left.split(","), given)
+    (one, other), out, (a, b) = _pair(layer, equation, given)
+    pair = (one, other), (a, b)
     wide = _sizes(step, layer, equation, pair)
     known = {name: size for name, size in wide.items() if isinstance(size, int)}
     batch, theirs = one[0], other[1:] if isinstance(b, Map) else other
@@ -83,15 +84,19 @@ class _Form:
 
 
 def _pair(
-    layer: str, equation: str, names: Sequence[str], given: Sequence[Map | Weight]
-) -> tuple[tuple[str, str], tuple[Map, Map | Weight]]:
-    """The names of two tensors, and these, a map first."""
-    if len(given) == len(names) == 2 and all(one.isalpha() and len({*one}) == len(one) for one in names):
-        a, b = given
-        if isinstance(a, Map):
-            return (names[0], names[1]), (a, b)
-        if isinstance(b, Map):
-            return (names[1], names[0]), (b, a)
+    layer: str, equation: str, given: Sequence[Map | Weight]
+) -> tuple[tuple[str, str], str, tuple[Map, Map | Weight]]:
+    """The names of two tensors, a map first, those of what comes out, and the two."""
+    if len(given) == 2 and equation.count(",") == 1:
+        ranks = [1 + len(sizes(x)) if isinstance(x, Map) else len(x.shape) for x in given]
+        left, _, out = named(equation, ranks).partition("->")
+        first, second = left.split(",")
+        if all(one.isalpha() and len({*one}) == len(one) for one in (first, second)):
+            a, b = given
+            if isinstance(a, Map):
+                return (first, second), out, (a, b)
+            if isinstance(b, Map):
+                return (second, first), out, (b, a)
     raise _refused(layer, equation)
 
 

@@ -34,8 +34,8 @@ def _lerp(input: Any, end: Any, weight: Any) -> Any:
     return input + (end - input) * weight
 
 
-def _prod(x: Any, dim: int, keepdim: bool = False) -> Any:
-    """Two by two, so that the way back is right where some are 0."""
+def prod(x: Any, dim: int, keepdim: bool = False) -> Any:
+    """The product of all values along ``dim``, two by two, so that the way back is right where some are 0."""
     pieces = list(x.unbind(dim))
     while len(pieces) > 1:
         pieces = [reduce(operator.mul, pieces[i : i + 2]) for i in range(0, len(pieces), 2)]
@@ -211,7 +211,7 @@ def local_response_norm(input: Any, size: int, alpha: float = 1e-4, beta: float 
 SPELLED: Mapping[Callable[..., Any] | str, Callable[..., Any]] = {
     **RANKING,
     **dict.fromkeys((torch.lerp, "lerp"), _lerp),
-    **dict.fromkeys((torch.prod, "prod"), _prod),
+    **dict.fromkeys((torch.prod, "prod"), prod),
     **dict.fromkeys((torch.addcmul, "addcmul"), _addcmul),
     **dict.fromkeys((torch.addcdiv, "addcdiv"), _addcdiv),
     **dict.fromkeys((torch.addmm, torch.baddbmm, "addmm", "baddbmm"), _matched),
