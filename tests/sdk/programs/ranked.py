@@ -47,7 +47,7 @@ class Ranked(nn.Module):
                 + most.unbind(1)[-1][:, None]
             )
         if self.how == "sizes":
-            chosen = x.gather(dim=2, index=x.topk(2, dim=2)[1])
+            chosen = x.gather(dim=2, index=x.topk(2, dim=2)[1]).squeeze(2)
             ordered = torch.take_along_dim(x, x.argsort(2), 2)
             pairs = self.apart(torch.swapaxes(ordered, 1, 2).transpose(2, 1))
             return torch.tile(chosen.view(len(chosen), *chosen.shape[1:])[:, :, :1], (3,)).mean(2) + pairs.amax((2, 3))

@@ -100,7 +100,10 @@ def _squeeze(step: Step, layer: str, x: Map, dim: int | None = None) -> tuple[Ma
     if dim is None:
         return _reshape(step, layer, x, BATCH, *(n for one in sizes(x) if (n := step.known(one)) != 1))
     axis = _axis(x, dim)
-    if axis == 0 or step.known(sizes(x)[axis - 1]) != 1:
+    size = sizes(x)[axis - 1]
+    if axis and isinstance(size, int) and size != 1:
+        return x, lambda g, wanted: [g]  # as torch leaves it
+    if axis == 0 or step.known(size) != 1:
         raise refused(layer, f"squeezes dimension {dim} of {sizes(x)}", "squeeze one of size 1 behind the batch")
     return picked(step, layer, x, axis, 0)
 
