@@ -1,5 +1,6 @@
 """What a training loop is fed: batches in a seeded order, augmented, and the draws of dropout."""
 
+import math
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -68,6 +69,15 @@ def steps_of(recipe: Recipe, count: int) -> int:
     once = full + (left > (full > 0 and recipe.batch > 1))  # as cut has it
     wanted = recipe.steps if recipe.steps is not None else recipe.epochs * once
     return wanted if recipe.most_steps is None else min(wanted, recipe.most_steps)
+
+
+def at_once(task: Task, most: int) -> int:
+    """Samples that a pass with slopes over all of a device's samples holds: ``most``, or no more than a step of
+    training where these had to fit in memory, by the device's plan or by slices of the recipe's."""
+    planned = task.plan is not None and "train_memory_mb" in task.plan.predicted
+    if not planned and task.recipe.accumulate == 1:
+        return most
+    return min(most, math.ceil(task.recipe.batch / task.recipe.accumulate))
 
 
 def orders(task: Task, recipe: Recipe, count: int, purpose: str = "train") -> Iterator[Array]:

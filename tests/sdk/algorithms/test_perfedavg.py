@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from talaria.algorithms.ffgg import FFGG
 from talaria.algorithms.perfedavg import PerFedAvg
 from talaria.algorithms.perfedavg.triples import apart, third
 from talaria.errors import ConfigError
 from talaria.model.state import load, state_of, tensor_of, to_arrays, to_torch
+from talaria.planning.plan import Plan
 from talaria.seeds import Draws
 from talaria.tensors import Array, Tensors, copied, equal, only
 from talaria.training.batching import batches
@@ -142,6 +144,30 @@ def test_serving_takes_every_sample_in_bounded_slices(tiny: Tiny) -> None:
     assert max(largest) <= 256
     slope = gradient(task, shared)
     assert all(roundings(after[k], shared[k] - 0.3 * slope[k]) <= 64 for k in shared)
+
+
+@pytest.mark.parametrize(
+    ("plan", "slices", "most"),
+    [
+        (Plan(predicted={"train_memory_mb": 1.0}), 1, 4),
+        (None, 2, 2),
+        (Plan(), 1, 30),
+    ],
+)
+def test_a_device_holds_no_more_samples_than_its_memory_was_planned_for(
+    tiny: Tiny, plan: Plan | None, slices: int, most: int
+) -> None:
+    """Where all of its samples have a say at once, too: the served step, and FFGG's gradient."""
+    for algorithm in (PerFedAvg(), FFGG(form="gradient")):
+        task = tiny(count=30, accumulate=slices).but(plan=plan)
+        shared, private = algorithm.init(task.model, task.split)
+        held = []
+        task.model.register_forward_pre_hook(
+            lambda module, inputs, held=held: held.append(len(inputs[0])) if torch.is_grad_enabled() else None
+        )
+        algorithm.fit(task, shared, private)
+        algorithm.personal(task, shared, private)
+        assert max(held) == most
 
 
 def test_it_learns_a_better_start_than_its_own_average(tiny: Tiny) -> None:

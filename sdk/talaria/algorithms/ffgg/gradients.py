@@ -4,13 +4,14 @@ import numpy as np
 
 from talaria.tensors import Tensors, spread
 from talaria.training import augment
+from talaria.training.batching import at_once
 from talaria.training.engine import gradient
 from talaria.training.interface import Task
 from talaria.training.objectives import Objective, share_of
 from talaria.types import Samples
 
 CHUNK = 1024
-"""Samples whose gradient is taken at once."""
+"""Samples whose gradient is taken at once, at most."""
 
 
 def body_gradient(task: Task, state: Tensors, objective: Objective) -> Tensors:
@@ -21,7 +22,7 @@ def body_gradient(task: Task, state: Tensors, objective: Objective) -> Tensors:
         return {}
     change, draws = augment.get(task.recipe.augment), task.draws("gradient")
     total: Tensors = {}
-    for index in spread(len(task.train), CHUNK):
+    for index in spread(len(task.train), at_once(task, CHUNK)):
         piece = task.train.take(index)
         piece = Samples(change(piece.x, draws), piece.y)
         part = gradient(task, state, only=body, samples=piece, objective=objective)

@@ -32,6 +32,7 @@ from talaria.algorithms.perfedavg.triples import Batch, triples
 from talaria.algorithms.sharing import update
 from talaria.model.split import Split
 from talaria.tensors import Tensors, only
+from talaria.training.batching import at_once
 from talaria.training.engine import ready, served, train, walk
 from talaria.training.interface import LayerStreams, Task, Walk
 from talaria.types import Recipe, Update
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from talaria.model.weights import Model
 
 SLICE = 256
-"""Samples that one pass of the served step holds in memory."""
+"""Samples that one pass of the served step holds in memory, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ class PerFedAvg:
         if not alpha:
             return served(task, state)
         count = max(1, len(task.train))
-        slices = -(-count // SLICE)
+        slices = -(-count // at_once(task, SLICE))
         plain = Recipe(steps=self.adapt_steps, batch=count, lr=alpha, momentum=0.0, accumulate=slices)
         recipe = plain.but(smoothing=task.recipe.smoothing, freeze=task.recipe.freeze)
         return served(task, train(task, state, recipe=recipe, purpose="tune"))
