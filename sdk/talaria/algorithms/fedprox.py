@@ -27,7 +27,7 @@ from talaria.types import Update
 @dataclass(frozen=True, kw_only=True)
 class FedProx:
     """``mu`` is the strength of the pull; 0 would be FedAvg. The paper draws devices in proportion to their samples and
-    averages them uniformly (``weighting="uniform"``); here all take part and are weighed by samples."""
+    averages them uniformly (``weighting="uniform"``); here all are as likely to be drawn, and weighed by samples."""
 
     mu: Annotated[float, at_least(0), off(0, "makes it FedAvg")] = 0.1
     weighting: Weighed = "samples"
