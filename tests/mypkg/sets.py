@@ -21,3 +21,8 @@ def nothing() -> None:
 def called(name: str = "rings", kind: str = "near", what: int = 2) -> Federated:
     """The same, by options whose names are words that Talaria uses itself."""
     return Federated("-".join((name, kind)), rings(what).clients, ("a", "b", "c"), (4,))
+
+
+def given(draw=None) -> Federated:  # type: ignore[no-untyped-def]
+    """The same, by an option that may be anything."""
+    return rings(seed=int(np.max(draw)))

@@ -26,6 +26,7 @@ from talaria.model import masks, zoo
 from talaria.model.weights import Model, Served, Weights
 from talaria.tensors import Tensors, only, prefixed, under, without
 from talaria.types import Update, as_delta
+from talaria.valid import by_item
 from talaria.wire import download, feedback
 
 
@@ -99,7 +100,8 @@ def needed(run: Run, count: int) -> int:
 def check_over(run: Run, over: float) -> None:
     """Raise :class:`ConfigError` where a run cannot ask the share ``over`` more than it needs."""
     if not isinstance(over, int | float) or not 0 <= over <= 10:
-        raise ConfigError(f"over={over} must be in 0..10: the share of devices that is asked beyond those needed")
+        rule = "in 0..10: the share of devices that is asked beyond those needed"
+        raise ConfigError(f"over={over} must be {rule}{by_item(over)}")
     if over and run.asynchronous:
         raise ConfigError(f"over={over}: an asynchronous run asks everybody all the time; leave it at 0")
     if over and run.fraction == 1:

@@ -327,6 +327,7 @@ def prepare(
     valid.whole("simulate", "evaluate_every", evaluate_every, 0, 1 << 31)
     valid.among("simulate", "engine", engine, (*ENGINES, AUTO))
     require_device(device, engine)
+    device = str(device)  # a torch.device, too
     dataset = data if isinstance(data, str) else None
     if isinstance(data, str) and task is not None and "task" in registry.options_of(data):
         data_options = {"task": task, **table_of("data_options", data_options)}
@@ -385,7 +386,7 @@ def prepare(
         privacy=kept,
         asked={
             "dataset": dataset or found.name,
-            "data_options": None if dataset is None else {k: _plain(v) for k, v in (data_options or {}).items()},
+            "data_options": None if dataset is None else _written(data_options or {}),
             "fingerprint": checkpoint.fingerprint(found),
             "run": json.loads(run.to_json()),
             "plans": {client: plan.to_json() for client, plan in own.items()},
@@ -418,5 +419,16 @@ def _read(clients: Mapping[str, Client]) -> dict[str, Array]:
     return found
 
 
+def _written(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """``options`` of data that was named, for a file; None where it can hold one of them not: whoever resumes the run
+    then gives the data itself."""
+    found = {name: _plain(value) for name, value in options.items()}
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError):
+        return None
+    return found
+
+
 def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, Path) else value.item() if isinstance(value, np.generic) else value

@@ -73,7 +73,8 @@ def resume(
         buffering = None if asked["buffering"] is None else Buffering(**asked["buffering"])
         if data is None and asked["data_options"] is None:
             raise ConfigError(
-                f"{folder}: its data ({asked['dataset']!r}) was an object; give it: resume(..., data=...)"
+                f"{folder}: its data ({asked['dataset']!r}), or an option of it, was an object; give it: "
+                "resume(..., data=...)"
             )
         found = _named(folder, asked["dataset"], asked["data_options"]) if data is None else data
         if asked.get("as_devices"):

@@ -300,6 +300,21 @@ def test_a_folder_that_is_learned_into_is_not_learned_into_by_another(data: tala
         talaria.resume(kept, data=data)
 
 
+@pytest.mark.parametrize("draw", [np.int64(3), np.array([3])], ids=repr)
+def test_what_json_cannot_hold_may_be_asked_for(tmp_path: Path, draw: Any) -> None:
+    """An option of the data, and torch's own device: learned, it ended in a TypeError where it was kept."""
+    how = {"rounds": 1, "data_options": {"draw": draw}, "device": torch.device("cpu")}
+    whole = talaria.simulate("fedavg", "mypkg.sets:given", **how)
+    kept = whole.save(tmp_path / "a")
+    assert talaria.simulate("fedavg", "mypkg.sets:given", **how, save=tmp_path / "b").as_dict() == whole.as_dict()
+    again = {}
+    if draw.shape:
+        with pytest.raises(ConfigError, match="or an option of it, was an object; give it: resume"):
+            talaria.resume(kept)
+        again = {"data": whole.data}
+    assert talaria.resume(kept, **again).as_dict() == whole.as_dict()
+
+
 def test_a_kept_run_is_read_in_one_pass_however_many_clients_it_has(
     data: talaria.Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -716,6 +731,7 @@ def test_a_function_that_makes_the_model_is_one(data: talaria.Federated) -> None
         ({"options": 3}, "options=3 must be a table of values by name"),
         ({"recipe": [0.1]}, r"recipe=\[0.1\] must be a table"),
         ({"over": "some"}, "over=some must be in 0..10"),
+        ({"over": np.float32(0.5), "fraction": 0.5}, "over=0.5 must be in 0..10.*; write its .item"),
         ({"model": Linear(4, 3)}, r"model 'torch.nn.modules.linear:Linear#\d+' is one layer, Linear, without a name"),
         ({"model": 5}, r"model '\?:int#\d+': is a int; name a function \(input_shape, classes\)"),
         ({"rounds": 0}, "rounds"),
