@@ -8,7 +8,12 @@ from talaria.foreign import shown
 
 
 def assignments(texts: list[str] | None, flag: str) -> dict[str, Any]:
-    """``NAME=VALUE`` texts as a dict, each name once; values become bool, int or float where they read as one."""
+    """``NAME=VALUE`` texts as a dict, each name once; values become bool, int or float where they read as one, and
+    what stands in double quotes is text.
+
+    >>> assignments(["subject=003", 'code="003"'], "--data-option")
+    {'subject': 3, 'code': '003'}
+    """
     out: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -43,6 +48,8 @@ def taken_apart(text: str, flag: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> bool | int | float | str:
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        return text[1:-1]
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -139,7 +139,8 @@ class Options:
             hint = self.known[name].hint if name in self.known else Any
             out[name] = _fitted(value, hint)
             if out[name] is MISSING:
-                raise ConfigError(f"{what}: {name}={shown(value)} must be {spoken(hint)}")
+                mend = "; a command says it in double quotes" if hint is str else ""
+                raise ConfigError(f"{what}: {name}={shown(value)} must be {spoken(hint)}{mend}")
         for name, option in self.known.items():
             if name not in given and option.default is MISSING:
                 raise ConfigError(f"{what}: option {name!r} is missing; it must be {spoken(option.hint)}")

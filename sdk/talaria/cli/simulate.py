@@ -84,7 +84,10 @@ def simulate(
     option: Annotated[
         list[str] | None, typer.Option("-o", "--option", help="An algorithm's hyper-parameter, NAME=VALUE.")
     ] = None,
-    data_option: Annotated[list[str] | None, typer.Option(help="An option of the dataset, NAME=VALUE.")] = None,
+    data_option: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of the dataset, NAME=VALUE; in double quotes, '\"003\"', VALUE is text."),
+    ] = None,
     write_fleet: Annotated[
         Path | None,
         typer.Option(

@@ -87,6 +87,19 @@ def test_python_and_the_command_give_the_same(file: Path) -> None:
     assert set(result.clients) == {"anna", "bela", "carl"}
 
 
+def test_a_name_that_looks_like_a_number_can_be_said_by_the_command(tmp_path: Path) -> None:
+    """Newcomer "7" was taken for seven newcomers, and a text option of an own dataset could not be 003."""
+    x, y = np.eye(60, 4), np.tile([0, 1], 30)
+    np.savez(tmp_path / "mine.npz", x=x, y=y, client=np.repeat(["5", "6", "7"], 20))
+    words = ["simulate", "-d", f"npz:{tmp_path / 'mine.npz'}", "--rounds", "1", "--json"]
+    told = command(*words, "--data-option", 'newcomers="7"')
+    assert list(told["newcomers"]["clients"]) == ["7"]
+    named = ["simulate", "-d", "mypkg.sets:called", "--rounds", "1", "--json", "--data-option"]
+    assert command(*named, 'kind="003"')["accuracy"]["mean"] >= 0
+    with pytest.raises(ConfigError, match="kind=3 must be text; a command says it in double quotes"):
+        talaria.data.load("mypkg.sets:called", kind=3)
+
+
 def test_the_curve_ends_with_the_last_round_whatever_the_step(data: talaria.Federated) -> None:
     result = talaria.simulate("fedavg", data, rounds=3, evaluate_every=2)
     assert [point.round for point in result.curve if point.accuracy is not None] == [2, 3]
