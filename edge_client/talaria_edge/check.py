@@ -89,6 +89,9 @@ def check(path: Path, *, wait_s: float = 5.0, insecure: bool = False, opened: Op
             own.tls.context()  # raises where the files of the link are damaged, or do not fit each other
         if trouble:
             yield Finding("keys", "wrong", "; ".join(trouble))
+        elif own is None and config.secure:
+            said = "none, without which [privacy] secure declines each round; join the fleet with `talaria edge join`"
+            yield Finding("keys", "wrong", said)
         elif own is None:
             who = "strangers" if config.username is None else "others who may use it, and whoever runs it,"
             yield Finding(

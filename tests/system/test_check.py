@@ -72,6 +72,7 @@ WITHOUT_A_FLEET = {
     "a data set that nobody knows": ({"data": "source = 'moon'\nclient = 'a'"}, "data", "moon"),
     "a kit that is none": ({"device": 'engine = "onnx"\nkit = "data.npz"'}, "kit", "make it again"),
     "no keys where some are named": ({"more": '[identity]\nfolder = "gone"'}, "keys", "gone"),
+    "no keys where rounds must be secure": ({"more": "[privacy]\nsecure = true"}, "keys", "secure declines each round"),
     "no broker there": ({}, "broker", "127.0.0.1:9"),
     "a stranger's machine without TLS": ({"broker": "mqtt://192.0.2.1:1883"}, "keys", "talaria edge join"),
     "a variant that no bundle has": (
