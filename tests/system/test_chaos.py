@@ -57,6 +57,9 @@ def assert_that_the_audit_sees(place, found):
     ledger = replay.audit(state, FLEET, run, members, state, [("edge-00", 999)], began)
     assert (ledger.lost, ledger.wrong) == (1, ["lost: edge-00 has a receipt for attempt 999"])
 
+    ledger = replay.promised(state, FLEET, [])
+    assert ledger.wrong == ["updates counted, and no device told of a receipt: nothing shows that none was lost"]
+
     other = {**members, "edge-01": member(place / "edge-00.npz", "edge-01", "onnx")}
     ledger = replay.audit(state, FLEET, run, other, state, [], began)
     assert not ledger.equal

@@ -127,6 +127,8 @@ def promises(
         if not kept or (number in committed and (number, device) not in counted):
             ledger.lost += 1
             ledger.wrong.append(f"lost: {device} has a receipt for attempt {number}")
+    if counted and not ledger.receipts:
+        ledger.wrong.append("updates counted, and no device told of a receipt: nothing shows that none was lost")
 
 
 def twice(
