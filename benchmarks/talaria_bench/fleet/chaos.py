@@ -35,7 +35,7 @@ from talaria_bench.fleet.proxy import Proxy, Trouble
 from talaria_coordinator.broker import Broker, open_broker
 
 DEADLINE_S, RETRY_S = 30.0, 0.3
-STALL_S, LEAVE_S = 600.0, 180.0
+STALL_S, LEAVE_S, WORKER_S = 600.0, 180.0, 60.0
 """Without a committed round for so long, or still here so long after the last one, something is stuck."""
 FAULTS_PER_ROUND = 2
 
@@ -191,6 +191,8 @@ class Chaos:
         program = self._programs[name]
         if kind == "ingest":
             self._workers[str(event["worker"])] = int(event["pid"])
+        elif kind == "ended":
+            self._workers = dict.fromkeys(self._workers)  # they end with it: their numbers may be others' soon
         if kind == "started" and program.starts > 1:
             self._chunks_kept += int(event["chunks"])
         elif kind == "connected" and program.starts > 1 and program.began:
@@ -260,10 +262,8 @@ class Chaos:
             victim.calm = False
         match fault.kind:
             case "kill-worker":
-                pid = self._workers[fault.target]
-                with suppress(ProcessLookupError):  # its coordinator is away just now, and it with it
-                    if pid is not None:
-                        os.kill(pid, signal.SIGKILL)
+                if not await self._kill_worker(fault.target):
+                    return
             case "kill-broker":
                 await self._kill_broker(self._broker, fault.seconds)
             case "kill-coordinator" | "kill-edge" if victim is not None:
@@ -281,6 +281,20 @@ class Chaos:
                 self._proxy.make(trouble)
                 return
         self._happened.append(fault)
+
+    async def _kill_worker(self, number: str) -> bool:
+        """SIGKILL, once the worker is there: its coordinator may be away just now, and it with it. Whether one was."""
+        end = time.monotonic() + WORKER_S
+        while (pid := self._workers[number]) is None:
+            if time.monotonic() > end:
+                return False
+            await asyncio.sleep(0.05)
+        self._workers[number] = None
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it died in this moment
+            return await self._kill_worker(number)
+        return True
 
     async def _kill_broker(self, broker: Broker, seconds: float) -> None:
         """SIGKILL; its keeper starts it again, and nobody reaches it for ``seconds``."""
