@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,16 @@ def test_secure_sums_are_as_accurate(tmp_path: Path, monkeypatch: pytest.MonkeyP
     kept = [json.loads(path.read_text())["asked"]["privacy"] for path in tmp_path.glob("*.json")]
     assert kept.count(None) == 2
     assert kept.count({"secure": True}) == 2
+
+
+def test_another_partition_of_the_same_name_is_learned_anew(tmp_path: Path) -> None:
+    """What the file before it came to was told for it."""
+    file, out = tmp_path / "partition.npz", tmp_path / "out"
+    study = replace(SMALL, partition=True, rounds=1)
+    for content in (b"one", b"two", b"one"):
+        file.write_bytes(content)
+        cell(study.at(file), "local", 0, None, out)
+    assert len(list(out.iterdir())) == 2
 
 
 def test_a_study_without_its_partition_is_refused() -> None:

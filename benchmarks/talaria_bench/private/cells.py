@@ -41,13 +41,16 @@ class Study:
 
 
 def cell(study: Study, algorithm: str, seed: int, privacy: Mapping[str, Any] | None, out: Path) -> dict[str, Any]:
-    """Members' mean accuracy on test and on validation samples, and what the run's noise was."""
+    """Members' mean accuracy on test and on validation samples, and what the run's noise was. ``out`` keeps it under
+    the digest of all that is asked for, the partition's content too."""
     asked = {
         "study": asdict(study),
         "algorithm": algorithm,
         "seed": seed,
         "privacy": None if privacy is None else dict(privacy),
     }
+    if (file := study.data_options.get("partition")) is not None:  # another one may have its name by now
+        asked["partition"] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:16]
     path = out / f"{study.data}-{algorithm}-{seed}-{digest}.json"
     if not path.exists():
