@@ -27,10 +27,19 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
 class Programs:
-    """``talaria ...`` processes in ``folder``."""
+    """``talaria ...`` processes in ``folder``; none is left behind."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.running = folder, list[subprocess.Popen[str]]()
+
+    def __enter__(self) -> Programs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for one in self.running:
+            if one.poll() is None:
+                one.terminate()  # its broker ends with it
+            one.communicate()
 
     def start(self, *words: str | Path) -> subprocess.Popen[str]:
         """One more."""
@@ -95,35 +104,37 @@ def traffic(folder: Path, names: Sequence[str]) -> dict[str, int]:
 
 def flat(folder: Path, site: Sequence[str], run: Run) -> dict[str, int]:
     """The site's devices at the coordinator."""
-    programs = Programs(folder)
-    url = programs.broker(programs.start("coordinator", "serve", fleet(folder, [*DIRECT, *site], run, {})))
-    every = [device(folder, name, seed, "watch", url) for seed, name in enumerate((*DIRECT, *site))]
-    programs.start("edge", "run", *every)
-    programs.end()
+    with Programs(folder) as programs:
+        url = programs.broker(programs.start("coordinator", "serve", fleet(folder, [*DIRECT, *site], run, {})))
+        every = [device(folder, name, seed, "watch", url) for seed, name in enumerate((*DIRECT, *site))]
+        programs.start("edge", "run", *every)
+        programs.end()
     return traffic(folder, site)
 
 
 def behind_a_gateway(folder: Path, site: Sequence[str], run: Run) -> dict[str, int]:
     """The same devices, with a gateway before them."""
-    programs = Programs(folder)
-    above = fleet(folder, [*DIRECT, "site"], run, {"site": len(site)})
-    url = programs.broker(programs.start("coordinator", "serve", above))
-    path = folder / "site.toml"
-    path.write_text(
-        write_toml(
-            {
-                "fleet": {"name": "garden", "members": list(site), "state": "garden", "stay": False},
-                "rounds": {"deadline_s": 300, "quorum": 1.0, "retry_s": 0.5},
-                "upstream.device": {"id": "site"},
-                "upstream.fleet": {"name": "watch", "broker": url, "retry_s": 0.5},
-            }
+    with Programs(folder) as programs:
+        above = fleet(folder, [*DIRECT, "site"], run, {"site": len(site)})
+        url = programs.broker(programs.start("coordinator", "serve", above))
+        path = folder / "site.toml"
+        path.write_text(
+            write_toml(
+                {
+                    "fleet": {"name": "garden", "members": list(site), "state": "garden", "stay": False},
+                    "rounds": {"deadline_s": 300, "quorum": 1.0, "retry_s": 0.5},
+                    "upstream.device": {"id": "site"},
+                    "upstream.fleet": {"name": "watch", "broker": url, "retry_s": 0.5},
+                }
+            )
         )
-    )
-    gateway = programs.start("gateway", "run", path)
-    programs.start("edge", "run", *(device(folder, name, seed, "watch", url) for seed, name in enumerate(DIRECT)))
-    inside = programs.broker(gateway)
-    programs.start("edge", "run", *(device(folder, name, seed, "garden", inside) for seed, name in enumerate(site, 2)))
-    programs.end()
+        gateway = programs.start("gateway", "run", path)
+        programs.start("edge", "run", *(device(folder, name, seed, "watch", url) for seed, name in enumerate(DIRECT)))
+        inside = programs.broker(gateway)
+        programs.start(
+            "edge", "run", *(device(folder, name, seed, "garden", inside) for seed, name in enumerate(site, 2))
+        )
+        programs.end()
     return traffic(folder, ["site"])
 
 

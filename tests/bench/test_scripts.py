@@ -1,6 +1,8 @@
 """The benchmarks that are files of their own, as far as their figures are arithmetic."""
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -35,3 +37,19 @@ def test_peers_and_talaria_are_given_the_same_recipe(data: str) -> None:
     """The smartwatch's own weight decay was Talaria's alone."""
     run = prepare("fedavg", load(data), rounds=2, recipe=script("peers/work").RECIPE).run
     assert run.recipe == Recipe(epochs=1, batch=10, lr=0.01, momentum=0.0)
+
+
+def test_a_gateway_that_is_not_measured_leaves_no_program_behind(tmp_path: Path) -> None:
+    """Where one failed the others went on for ever."""
+    programs = script("gateway").Programs(tmp_path)
+
+    def measured() -> None:
+        with programs:
+            programs.start("coordinator", "serve", "nosuch.toml")
+            sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+            programs.running.append(subprocess.Popen(sleeper, stdout=subprocess.PIPE, text=True))
+            programs.end()
+
+    with pytest.raises(SystemExit, match="ended with status 1"):
+        measured()
+    assert [one.returncode for one in programs.running] == [1, -15]
