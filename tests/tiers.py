@@ -16,6 +16,8 @@ SLOW = (
     "tests/sdk/model/test_any_network.py", "tests/sdk/model/test_zoo.py",
     "tests/sdk/simulation", "tests/sdk/data", "tests/sdk/training/test_frozen_features.py",
     "tests/bench/test_fuzz.py", "tests/sdk/test_personalizer.py",
+    "tests/bench/test_agent_memory.py",
+    "tests/bench/test_scripts.py::test_a_gateway_that_is_not_measured_leaves_no_program_behind",
     "tests/sdk/algorithms/test_hermes.py::test_devices_with_other_labels_keep_other_channels",
     "tests/sdk/federated/test_own_plan.py", "tests/sdk/programs/test_engine.py", "tests/sdk/programs/test_hostile.py",
     "tests/sdk/programs/test_parity.py::test_what_a_mask_takes_its_program_takes_too",
