@@ -66,7 +66,12 @@ def spread(count: int, most: int) -> list[Array]:
 
 def minus(a: Tensors, b: Tensors) -> Tensors:
     """``a - b`` over the names of ``a``."""
-    return {k: np.asarray(v - b[k]) for k, v in a.items()}
+    return {k: difference(v, b[k]) for k, v in a.items()}
+
+
+def difference(a: Array, b: Array) -> Array:
+    """``a - b``; of truth values, which numpy does not subtract, where they differ."""
+    return np.asarray(a ^ b if a.dtype == np.bool_ else a - b)
 
 
 def is_float(array: Array) -> bool:

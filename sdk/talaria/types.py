@@ -15,7 +15,7 @@ from talaria import inputs, recorded, tasks, valid
 from talaria.errors import ConfigError, DataError, some_of
 from talaria.foreign import shown
 from talaria.model.masks import ChannelMask
-from talaria.tensors import Array, Tensors
+from talaria.tensors import Array, Tensors, difference
 from talaria.valid import BELOW_ONE
 
 
@@ -252,5 +252,5 @@ def as_delta(update: Update, downloaded: Tensors, answered: Collection[str] = ()
     beyond any bound."""
     if update.kind == "delta":
         return update
-    steps = {k: np.zeros_like(v) if k in answered else np.asarray(v - downloaded[k]) for k, v in update.tensors.items()}
+    steps = {k: np.zeros_like(v) if k in answered else difference(v, downloaded[k]) for k, v in update.tensors.items()}
     return update.but(tensors=steps, kind="delta")

@@ -24,7 +24,7 @@ from talaria.aggregate.wrappers import chain
 from talaria.errors import AggregationError, ConfigError
 from talaria.model import masks
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.tensors import Array, Tensors, copied
+from talaria.tensors import Array, Tensors, copied, difference
 from talaria.types import Update
 
 
@@ -153,7 +153,7 @@ def partial_sum(shared: Tensors, updates: Iterable[Update], client: str) -> Part
     means = {name: _mean(fold, name) for name in fold.names}
     for name in counters(shared):
         largest = most.values.get(name, shared[name])
-        means[name] = np.asarray(largest - shared[name] if first.kind == "delta" else largest)
+        means[name] = difference(largest, shared[name]) if first.kind == "delta" else np.asarray(largest)
     union = _union([one.mask for one in classes.values()])
     if union is not None:
         means = masks.gather(means, union)

@@ -9,11 +9,12 @@ from tolerance import roundings
 from talaria import tensors
 from talaria.aggregate.fedopt import ServerAdam, ServerMomentum
 from talaria.aggregate.masked import MaskedMean
+from talaria.aggregate.partial_sum import partial_sum
 from talaria.aggregate.robust.median import Median
 from talaria.aggregate.wrappers import Clipped, clipped, innermost
 from talaria.errors import AggregationError, ConfigError
 from talaria.model.masks import ChannelLayout, ChannelMask
-from talaria.tensors import Array, Tensors
+from talaria.tensors import Array, Tensors, equal
 from talaria.types import Update, as_delta
 
 
@@ -159,3 +160,13 @@ def test_innermost() -> None:
 def test_options_out_of_range_are_refused(make: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_truth_values_that_an_own_algorithm_shares_travel_as_differences_too() -> None:
+    """As a network's mask of inputs does where all of its state is shared: where one says true, it is true."""
+    shared = {"w": array([1.0]), "mask": np.array([True, True, False, False])}
+    sent = Update({"w": array([3.0]), "mask": np.array([True, False, True, False])}, 1.0)
+    whole, _ = MaskedMean().apply(shared, {}, [sent])
+    delta = as_delta(sent, shared)
+    for updates in ([delta], partial_sum(shared, [delta], "site").updates()):
+        assert equal(MaskedMean().apply(shared, {}, updates)[0], whole)
