@@ -63,17 +63,6 @@ class Levelled(torch.nn.Module):
         return self.head(y.gather(1, at[:, :, None].expand(-1, -1, 8))[:, 0] + y.mean(1))
 
 
-def test_several_dimensions_normalized_and_places_named_by_each_sample_have_every_variant(tmp_path):
-    torch.manual_seed(0)
-    x = np.random.default_rng(0).standard_normal((40, 3, 12), np.float32)
-    net = Levelled().eval()
-    labels = net(torch.from_numpy(x)).argmax(1).numpy()
-    found = make_bundle(tmp_path / "me.talaria", net, example=x[:1], samples=(x, labels), seconds=0)
-    assert found.ok
-    assert all(one["bytes"] for one in found.figures["variants"])
-    assert verify_bundle(tmp_path / "me.talaria").ok
-
-
 class Loose(torch.nn.Module):
     """Dimensions named by dots, squeezed where their size is no 1, and multiplied."""
 
@@ -92,10 +81,11 @@ class Loose(torch.nn.Module):
         return self.head(y).squeeze(-1)
 
 
-def test_dots_sizes_that_are_no_1_and_products_along_a_dimension_are_exported(tmp_path):
+@pytest.mark.parametrize("kind", [Levelled, Loose])
+def test_a_network_of_ones_own_operations_has_every_variant(kind, tmp_path):
     torch.manual_seed(0)
     x = np.random.default_rng(0).standard_normal((40, 3, 12), np.float32)
-    net = Loose().eval()
+    net = kind().eval()
     labels = net(torch.from_numpy(x)).argmax(1).numpy()
     found = make_bundle(tmp_path / "me.talaria", net, example=x[:1], samples=(x, labels), seconds=0)
     assert found.ok
