@@ -108,6 +108,8 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         _held.discard(handle)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # what was forked just now may not have let go of it yet
         os.close(handle)
 
 
