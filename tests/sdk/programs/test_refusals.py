@@ -268,7 +268,7 @@ def late(x):
         (lambda: nets.swin(attention_dropout=0.1), "'ShiftedWindowAttention' drops values; leave out attention_drop"),
         (lambda: Odd(lambda x: nn.functional.pixel_shuffle(x.unflatten(2, (3, 4)), 2)), "whole squares"),
         (lambda: Odd(lambda x: torch.einsum("bij->bji", x)), "name two tensors"),
-        (lambda: Odd(lambda x: torch.einsum("...j,jk->...k", x, torch.ones(12, 12))), "name two tensors"),
+        (lambda: Odd(lambda x: torch.einsum("...j,jk", x, torch.ones(12, 12))), "name two tensors"),
         (lambda: Odd(lambda x: torch.einsum("bij,cij->bc", x, x)), "the batch first"),
         (
             lambda: Odd(lambda x: x.view(-1, 12) + x[:, 0].repeat(3, 1)),
