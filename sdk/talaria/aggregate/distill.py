@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from talaria import tensors
+from talaria import tasks, tensors
 from talaria.aggregate.adversarial import Attack, Normalization, adversarial
 from talaria.aggregate.base import Aggregator
 from talaria.errors import ConfigError, DataError, ModelError
@@ -249,15 +249,11 @@ def _estimated(module: Module, shared: Tensors, x: Tensor, batch: int = 512) -> 
 def _accuracy(module: Module, samples: Samples, batch: int = 512) -> float:
     import torch
 
-    from talaria.model.state import beside
+    from talaria.model.state import array_of, beside
 
-    inputs, labels = beside(module, samples.x), beside(module, samples.y)
-    right = 0
     with torch.no_grad():
-        for x, y in zip(torch.split(inputs, batch), torch.split(labels, batch), strict=True):
-            out = module(x)
-            right += int(((out.argmax(1) == y) & ~out.isnan().any(1)).sum())
-    return right / len(samples)
+        logits = torch.cat([module(x) for x in torch.split(beside(module, samples.x), batch)])
+    return tasks.of(tasks.CLASSIFICATION).measured(array_of(logits), samples.y)[0]
 
 
 def _rows(x: Array) -> set[bytes]:

@@ -232,10 +232,8 @@ class Tracer(Follower):
                 args = _whole(args) if isinstance(own, Embedding) else args
                 return deepcopy(own).to("meta").eval()(*args, **named)
             if target in _LOOKING_UP:
-                args, named = (
-                    (*args[:1], *_whole(args[1:])),
-                    named | _whole({k: v for k, v in named.items() if k == "index"}),
-                )
+                args = (*args[:1], *_whole(args[1:]))
+                named = {name: _whole(one) if name == "index" else one for name, one in named.items()}
             if node.op == "call_method":
                 return getattr(args[0], target)(*args[1:], **named)
             found = target(*args, **named)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,18 @@ def fingerprint(data: Federated) -> str:
 
 
 def begin(folder: Path, experiment: Mapping[str, Any]) -> None:
-    """Make ``folder`` for a new run. Raises :class:`StateError` where it holds a run already, or cannot be written."""
-    try:
+    """Write into ``folder`` which run it holds. Raises :class:`StateError` where it holds one already, or cannot be
+    written."""
+    with _writable(folder):
         if (folder / EXPERIMENT).exists():
             raise StateError(f"{folder}: holds a run already; go on with it by --resume, or name a new one")
-        folder.mkdir(parents=True, exist_ok=True)
         durable.write(folder / EXPERIMENT, json.dumps({"format": FORMAT, **experiment}, indent=1).encode(), mode=0o644)
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         mend = so_that_it_can_be_written(error)
         raise StateError(f"{folder}: cannot be written ({error.strerror}); {mend}, or name another folder") from error
@@ -69,7 +75,7 @@ def begun(folder: Path | None, experiment: Mapping[str, Any]) -> Iterator[None]:
     if folder is None:
         yield
         return
-    with suppress(OSError):  # begin() tells it
+    with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
         begin(folder, experiment)

@@ -27,20 +27,20 @@ class ArraySGD:
         """Put the next values of those that have slopes into ``weights``, whose arrays are not written to.
 
         They go along ``scale * (slope + weight decay * at)``; ``at`` is by default the weights themselves."""
-        recipe = self.recipe
+        recipe, decay = self.recipe, self.recipe.weight_decay
         if at is not None or scale != 1:  # then the decay is part of what is clipped, and of what Adam divides
-            decayed, decay = weights if at is None else at, recipe.weight_decay
+            decayed = weights if at is None else at
             slopes = {
                 name: scale * (slope + decay * decayed[name] if decay else slope) for name, slope in slopes.items()
             }
-            recipe = recipe.but(weight_decay=0.0)
+            decay = 0.0
         slopes = _clipped(slopes, recipe.clip)
         for name, slope in slopes.items():
             weight = weights[name]
             if recipe.optimizer in ("adam", "adamw"):
-                weights[name] = self._adam(recipe, name, weight, slope)
+                weights[name] = self._adam(decay, name, weight, slope)
                 continue
-            now = slope + recipe.weight_decay * weight if recipe.weight_decay else slope
+            now = slope + decay * weight if decay else slope
             way = now
             if recipe.momentum:
                 way = recipe.momentum * self._momentum[name] + way if name in self._momentum else way
@@ -49,12 +49,12 @@ class ArraySGD:
                     way = now + recipe.momentum * way
             weights[name] = np.asarray(weight - recipe.lr * way, weight.dtype)
 
-    def _adam(self, recipe: Recipe, name: str, weight: Array, slope: Array) -> Array:
-        kind = weight.dtype
+    def _adam(self, decay: float, name: str, weight: Array, slope: Array) -> Array:
+        recipe, kind = self.recipe, weight.dtype
         if recipe.optimizer == "adamw":
-            weight = weight * np.asarray(1 - recipe.lr * recipe.weight_decay, kind)
-        elif recipe.weight_decay:
-            slope = slope + recipe.weight_decay * weight
+            weight = weight * np.asarray(1 - recipe.lr * decay, kind)
+        elif decay:
+            slope = slope + decay * weight
         steps = self._steps[name] = self._steps.get(name, 0) + 1
         mean = self._momentum.get(name, np.zeros_like(weight))
         square = self._squares.get(name, np.zeros_like(weight))

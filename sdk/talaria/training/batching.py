@@ -77,7 +77,12 @@ def at_once(task: Task, most: int) -> int:
     planned = task.plan is not None and "train_memory_mb" in task.plan.predicted
     if not planned and task.recipe.accumulate == 1:
         return most
-    return min(most, math.ceil(task.recipe.batch / task.recipe.accumulate))
+    return min(most, slice_of(task.recipe))
+
+
+def slice_of(recipe: Recipe) -> int:
+    """Samples that one pass of a step holds, at most."""
+    return math.ceil(recipe.batch / recipe.accumulate)
 
 
 def orders(task: Task, recipe: Recipe, count: int, purpose: str = "train") -> Iterator[Array]:

@@ -4,7 +4,6 @@ Widths follow the form of LotteryFL (Li et al., 2021). Channels are chosen by th
 trained, or by the first-order Taylor score (Molchanov et al., 2019) on its own samples.
 """
 
-import math
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +18,7 @@ from talaria.model.weights import Model, Weights
 from talaria.model.widths import aligned
 from talaria.planning.plan import Plan
 from talaria.tensors import Array, Tensors, spread
+from talaria.training.batching import slice_of
 from talaria.training.engine import accuracy, gradient, train
 from talaria.training.interface import Task
 from talaria.types import Recipe
@@ -120,7 +120,7 @@ def slopes_of(task: Task, state: Tensors) -> Tensors:
     more memory."""
     count = len(task.train)
     mean: Tensors = {}
-    for first, index in enumerate(spread(count, math.ceil(task.recipe.batch / task.recipe.accumulate))):
+    for first, index in enumerate(spread(count, slice_of(task.recipe))):
         slopes = gradient(task, state, samples=task.train.take(index), purpose=f"importance {first}")
         mean = {k: np.asarray(mean.get(k, 0) + v * (len(index) / count)) for k, v in slopes.items()}
     return mean
