@@ -154,7 +154,7 @@ class Run:
             del data["download"]
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Hex sha256 of all but how long it goes on: what a device keeps of a run stays its own when ``rounds`` grow.
         The promise of format 2: no later version of Talaria names the same run otherwise."""
