@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +125,7 @@ def write(folder: Path, learned: Learned, marks: Mapping[int, float], fleet: Fle
         tensors |= prefixed(learned.private[name], f"private/{number}/")
     for version, shared in models.items():
         tensors |= prefixed(shared, f"models/{version}/")
-    told = json.dumps([asdict(one) for one in learned.history])  # of any length, and a head has at most 100 MB
+    told = json.dumps([vars(one) for one in learned.history])  # of any length, and a head has at most 100 MB
     tensors["history"] = np.frombuffer(told.encode(), np.uint8)
     facts = {
         "format": FORMAT,
