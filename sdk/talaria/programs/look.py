@@ -28,6 +28,8 @@ class Look:
     graph: Graph
     limits: Limits = field(default_factory=Limits)
     _checked: set[object] = field(default_factory=set, repr=False, compare=False)
+    _repaid: dict[object, bool] = field(default_factory=dict, repr=False, compare=False)
+    """Whether weights are held as constants, by shapes."""
 
     @staticmethod
     def read(data: bytes, limits: Limits = Limits()) -> Look:
@@ -59,12 +61,17 @@ class Look:
         """This graph for one state: with its weights as constants where batches like ``x`` are work enough to repay
         ONNX Runtime's preparing of them, and at the widths of its depthwise convolutions in any case."""
         weights = self._of(state)
-        sizes = {name: Value(value.shape, value.dtype.name) for name, value in {**weights, "x": x}.items()}
-        graph = held(self.graph, weights)
-        given = {port.name: sizes[port.name] for port in graph.inputs}
-        large = measure(graph, given, self.limits).multiply_adds > _WORTH_HOLDING
-        grouped = any(node.get("group", 1) > 1 for node in self.graph.nodes)  # also where a mask leaves one channel
-        return Look(graph, self.limits) if large or grouped else self
+        shapes = tuple((name, value.shape, value.dtype.name) for name, value in {**weights, "x": x}.items())
+        if shapes not in self._repaid:
+            sizes = {name: Value(shape, dtype) for name, shape, dtype in shapes}
+            graph = held(self.graph, weights)
+            given = {port.name: sizes[port.name] for port in graph.inputs}
+            large = measure(graph, given, self.limits).multiply_adds > _WORTH_HOLDING
+            grouped = any(node.get("group", 1) > 1 for node in self.graph.nodes)  # also where a mask leaves one channel
+            if len(self._repaid) == _KEPT:
+                self._repaid.clear()
+            self._repaid[shapes] = large or grouped
+        return Look(held(self.graph, weights), self.limits) if self._repaid[shapes] else self
 
     def _of(self, state: Tensors) -> dict[str, Array]:
         try:
