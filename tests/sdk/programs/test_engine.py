@@ -526,7 +526,10 @@ def test_depthwise_convolutions_are_looked_through_at_the_width_that_a_mask_leav
     x = task.train.x
     wanted = predict(task.model, x)
     assert roundings(given.served(task, state).predict(x), wanted, scale=1.0) <= 100
-    assert ProgramEngine(spec).accuracy(task, state, task.train) == float((wanted.argmax(1) == task.train.y).mean())
+    engine = ProgramEngine(spec)
+    assert engine.accuracy(task, state, task.train) == float((wanted.argmax(1) == task.train.y).mean())
+    other = {**state, "head.weight": -state["head.weight"], "head.bias": -state["head.bias"]}  # of the same shapes
+    assert engine.accuracy(task, other, task.train) == float((wanted.argmin(1) == task.train.y).mean())
 
 
 class Rounded(nn.Module):
