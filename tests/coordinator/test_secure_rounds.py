@@ -69,6 +69,26 @@ def masked(secure, attempt):
     return {name: one.receive(decode(step.words[name])).encode() for name, one in devices.items()}
 
 
+def test_who_gives_wrong_shares_where_no_more_answer_than_must_has_nobody_else_blamed(secure):
+    """One of three could have the two others shut out, one in each round."""
+    devices = asked(secure, 1)
+    secure.said(words(1, 0, {name: one.advert() for name, one in devices.items()}))
+    step = heard(secure, 1, 1, devices, secure.step_over(a.StepOver(1, 0))[0].words)
+    for name, one in devices.items():
+        update = one.receive(decode(step.words[name])).encode()
+        with secure.masked(1, name, update):
+            secure.store.words.keep("watch", 1, [(2, name, bytes.fromhex(secure.blobs.put(update)))])
+    step = heard(secure, 1, 3, devices, secure.step_over(a.StepOver(1, 2))[0].words)
+    said = {name: devices[name].receive(decode(step.words[name])) for name in ("anna", "carl")}  # bela is gone
+    wrong = tuple((name, bytes(len(shares) - 1) + b"\7") for name, shares in said["carl"].seeds)
+    said["carl"] = replace(said["carl"], seeds=wrong).signed(secure.who["carl"].signer)
+    secure.said(words(1, 4, said))
+    answer, liars = secure.step_over(a.StepOver(1, 4))
+    assert isinstance(answer, e.AbortRound)
+    assert "nobody knows" in answer.reason
+    assert liars == {}
+
+
 def test_a_late_word_of_an_attempt_that_is_forgotten_holds_up_no_other(secure):
     old, new = asked(secure, 1), asked(secure, 2)
     late = words(1, 0, {"anna": old["anna"].advert()})

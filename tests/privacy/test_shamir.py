@@ -3,13 +3,14 @@
 import hashlib
 import random
 from contextlib import suppress
+from itertools import combinations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from talaria.errors import ConfigError, WireError
-from talaria.privacy.shamir import PRIME, SHARE_BYTES, join, split, weights
+from talaria.privacy.shamir import PRIME, SHARE_BYTES, choices, join, split, weights, wrong_ones
 
 secrets = st.binary(min_size=32, max_size=32)
 
@@ -39,6 +40,17 @@ def test_a_wrong_share_is_another_secret_or_none() -> None:
     shares[2] = (int.from_bytes(shares[2], "big") ^ 1).to_bytes(SHARE_BYTES, "big")
     with suppress(WireError):
         assert join(shares) != secret
+
+
+@pytest.mark.parametrize(("threshold", "holders"), [(3, 3), (3, 4), (5, 9), (14, 20)])
+def test_as_many_wrong_shares_as_may_be_are_left_out_wherever_they_stand(threshold: int, holders: int) -> None:
+    """Of twenty shares, two wrong ones in the midst were never both left out."""
+    tried = {chosen: scale for chosen, scale in choices(range(1, holders + 1), threshold)}
+    assert all(scale == weights(chosen) for chosen, scale in tried.items())
+    most = wrong_ones(threshold, holders)
+    assert most == min(2, holders - threshold)
+    for wrong in combinations(range(1, holders + 1), most):
+        assert any({*chosen}.isdisjoint(wrong) for chosen in tried)
 
 
 def test_the_format_stays() -> None:

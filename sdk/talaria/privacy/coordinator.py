@@ -8,7 +8,8 @@ is all that a restart needs. Nothing that it holds before the end tells more tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Literal
@@ -282,8 +283,8 @@ class CoordinatorHalf:
         return {name: Delivery(members, tuple(found)) for name, found in boxes.items()}
 
     def opened(self) -> Opened:
-        """The sums. Raises :class:`AggregationError` where too few stayed, and :class:`NoSecretError` where shares
-        of a device do not come of those who hold them, or too many are wrong."""
+        """The sums. Raises :class:`AggregationError` where too few stayed, or too many shares are wrong, and
+        :class:`NoSecretError` where those of a device are, though more answered than must."""
         if self._opened is None:
             self._opened = self._open()
         return self._opened
@@ -362,19 +363,19 @@ class CoordinatorHalf:
                 wanted = size * (len(tiers) if owner in survivors else 1)
                 if giver in places.get(owner, ()) and len(share) == wanted:
                     by_owner[owner][places[owner][giver]] = share
-        scales: dict[tuple[int, ...], list[int]] = {}
-        seeds: dict[str, list[bytes]] = {}
-        keys: dict[str, bytes] = {}
+        seeds, keys, wrong = dict[str, list[bytes]](), dict[str, bytes](), set[str]()
         used: dict[str, list[tuple[dict[int, bytes], tuple[int, ...]]]] = {}
         for owner, shares in by_owner.items():
+            who = tuple(places[owner])
             if owner in survivors:
-                promised = self._shares_of(owner).commitments
+                promised = [self._shares_of(owner).commitments[tier] for tier in tiers]
                 cut = [{x: s[at : at + size] for x, s in shares.items()} for at in range(0, size * len(tiers), size)]
-                found = [self._joined(owner, s, scales, promised[tier]) for s, tier in zip(cut, tiers, strict=True)]
+                found = [self._joined(owner, who, s, wrong, commitment, p) for s, p in zip(cut, promised, strict=True)]
                 seeds[owner] = [secret for secret, _ in found]
                 used[owner] = [(s, chosen) for s, (_, chosen) in zip(cut, found, strict=True)]
             elif any(other in survivors for other in self._roster.neighbours[owner]):
-                keys[owner], chosen = self._joined(owner, shares, scales, None)
+                public = self._roster.adverts[owner].mask_key
+                keys[owner], chosen = self._joined(owner, who, shares, wrong, keystream.public_of, public)
                 used[owner] = [(shares, chosen)]
         if any(set(chosen) != set(sorted(shares)[: len(chosen)]) for all_ in used.values() for shares, chosen in all_):
             self.liars = self._found_out(used)
@@ -383,8 +384,7 @@ class CoordinatorHalf:
     def _found_out(self, used: Mapping[str, Sequence[tuple[Mapping[int, bytes], tuple[int, ...]]]]) -> dict[str, str]:
         """Who gave shares that are not on the polynomial of those which came to a secret. One such share may be its
         owner's lie; wrong ones of most owners are the giver's, as most are honest."""
-        scales: dict[tuple[tuple[int, ...], int], list[int]] = {}
-        gave, wrong = Counter[str](), Counter[str]()
+        scales, gave, wrong = dict[tuple[tuple[int, ...], int], list[int]](), Counter[str](), Counter[str]()
         for owner, parts in used.items():
             holders = self._roster.holders(owner)
             for x in parts[0][0]:
@@ -401,24 +401,24 @@ class CoordinatorHalf:
         }
 
     def _joined(
-        self,
-        owner: str,
-        shares: Mapping[int, bytes],
-        scales: dict[tuple[int, ...], list[int]],
-        promised: bytes | None,
-    ) -> tuple[bytes, tuple[int, ...]]:
-        """The secret of ``owner``, and whose shares gave it; where a share is wrong, other choices are tried."""
-        threshold = self._roster.own_threshold
-        public = self._roster.adverts[owner].mask_key
-        for chosen in shamir.choices(sorted(shares), threshold):
-            scale = scales[chosen] = scales.get(chosen) or shamir.weights(chosen)
-            try:
+        self, owner: str, holders: Sequence[str], shares: Mapping[int, bytes], wrong: set[str],
+        told: Callable[[bytes], bytes], promised: bytes,
+    ) -> tuple[bytes, tuple[int, ...]]:  # fmt: skip
+        """The secret of ``owner``, of which ``told`` is what it ``promised``, and whose shares gave it; where one is
+        wrong, others are tried, and who gave it is among the ``wrong``, whose shares are tried last."""
+        threshold, order = self._roster.own_threshold, sorted(shares, key=lambda x: (holders[x - 1] in wrong, x))
+        for chosen, scale in shamir.choices(order, threshold):
+            with suppress(WireError):
                 secret = shamir.join({x: shares[x] for x in chosen}, scale)
-            except WireError:
-                continue
-            if (keystream.public_of(secret) == public) if promised is None else (commitment(secret) == promised):
-                return secret, chosen
-        raise NoSecretError(owner, len(shares))
+                if told(secret) == promised:
+                    wrong |= {holders[x - 1] for x in order[: order.index(chosen[-1])] if x not in chosen}
+                    return secret, chosen
+        if shamir.wrong_ones(threshold, givers := len({*holders} & {*self._state.openings})):
+            raise NoSecretError(owner, len(shares))
+        raise AggregationError(
+            f"secure: of {owner!r} {len(shares)} shares came, which do not give its secret; whether it lied, or one of "
+            f"{givers} who answered, nobody knows, as no more did than must"
+        )
 
     # What is kept.
 
