@@ -55,9 +55,9 @@ def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        shown = "{" + ", ".join(f"{k}: {_short(v)}" for k, v in value.items()) + "}"
+        shown = "{" + ", ".join(f"{_short(k)}: {_short(v)}" for k, v in value.items()) + "}"
         return shown if len(shown) <= _WIDEST else f"{{{len(value)} entries}}"
     text = str(value)
     if not text.isprintable():  # what a stranger sent must not begin a line of its own, nor steer a terminal
         return ascii(text)
-    return f'"{text}"' if " " in text else text
+    return json.dumps(text, ensure_ascii=False) if " " in text or '"' in text else text

@@ -38,3 +38,12 @@ def test_a_small_table_is_shown_as_it_is():
 
 def test_programs_are_told_everything():
     assert json.loads(told(DONE, as_json=True)) == DONE
+
+
+def test_what_strangers_say_begins_no_line_and_no_fact_of_its_own():
+    """Names of channels come from a coordinator's kit; a table's were written as they are."""
+    told_of = told({"at": 0.0, "event": "planned", "widths": {"a\n00:00:00 done \x1b[2J": 3}}, as_json=False)
+    assert told_of.count("\n") == 1
+    assert told_of.strip().isprintable()
+    declined = told({"at": 0.0, "event": "progress", "reason": 'flat" device="bela'}, as_json=False)
+    assert declined.endswith(r'reason="flat\" device=\"bela"' + "\n")
