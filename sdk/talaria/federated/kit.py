@@ -25,7 +25,7 @@ from talaria.errors import ConfigError, DataError, StateError, TooLarge, WireErr
 from talaria.federated import own_process
 from talaria.federated.blueprint import Blueprint, heard, told
 from talaria.federated.run import Run
-from talaria.foreign import parsed
+from talaria.foreign import parsed, printed
 from talaria.inputs import parts_of
 from talaria.model.masks import ChannelLayout
 from talaria.model.split import Split
@@ -107,7 +107,7 @@ class Kit:
         """Raise :class:`~talaria.errors.ConfigError` where this is the kit of another run."""
         if not run.is_named(self.run):
             raise ConfigError(
-                f"kit: was made for another run ({self.run[:12]}, this one is {run.identity[:12]}); make it "
+                f"kit: was made for another run ({printed(self.run[:12])}, this one is {run.identity[:12]}); make it "
                 "anew from the coordinator's fleet.toml with `talaria programs kit`"
             )
 
@@ -190,7 +190,7 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
         shapes = {group: value.shape for group, value in scores.items()}
         if len(held) != len(scores) or shapes != {group: (size,) for group, size in layout.sizes.items()}:
             raise StateError(DIFFER)
-        if {*split.keys, *kit.shared} != {*schema} or not {*kit.shared, *layout.axes} <= {*schema}:
+        if {*split.keys, *kit.shared} != {*schema} or not layout.fits({n: one.shape for n, one in schema.items()}):
             raise StateError(DIFFER)
         if {*state} != {*schema} - {*kit.shared} or schema_of(state) != {name: schema[name] for name in state}:
             raise StateError(DIFFER)
@@ -198,7 +198,8 @@ def decode(data: bytes, limits: Limits = Limits()) -> Kit:
             if not {*source.parameters, *source.statistics} <= own:
                 raise StateError(DIFFER)
     except (
-        KeyError, TypeError, ValueError, AttributeError, RecursionError, zlib.error, WireError, ConfigError, DataError,
+        LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError, zlib.error, WireError,
+        ConfigError, DataError,
     ) as why:  # fmt: skip
         raise StateError(f"kit: damaged ({type(why).__name__}: {str(why)[:100]}); make it again") from None
     return kit

@@ -48,6 +48,16 @@ class ChannelLayout:
             found[group] = min(repeat, found.get(group, repeat))
         return found
 
+    def fits(self, shapes: Mapping[str, Sequence[int]]) -> bool:
+        """Whether it is of a model whose tensors have these dense ``shapes``."""
+        return all(
+            key in shapes
+            and len(axes) == len(shapes[key])
+            and all(g in self.sizes and repeat >= 1 for axis in axes for g, repeat in axis)
+            and all(ruled in (None, n) for ruled, n in zip(dense_shape(self, key), shapes[key], strict=True))
+            for key, axes in self.axes.items()
+        )
+
     def block(self, group: str, positions: int) -> int:
         """Channels of ``group`` that fill a block of so many ``positions``: one head that is as wide, or wider."""
         return -(-positions // self.spans.get(group, 1))

@@ -266,6 +266,28 @@ def more_behind(about, arrays):
     arrays["file/forward"] = np.concatenate((arrays["file/forward"], np.zeros(1, np.uint8)))
 
 
+def layer_of_one_size(about, arrays):
+    """Here and in the next one what was raised was not ours: it ended the device that had put the kit on flash, at each
+    start."""
+    about["layers"][0]["dense"] = [8]
+
+
+def beyond_all_numbers(about, arrays):
+    about["sizes"]["conv1"] = float("inf")
+
+
+def no_channels(about, arrays):
+    about["axes"]["bn1.weight"][0][0][1] = 0
+
+
+def other_channels(about, arrays):
+    about["axes"]["bn1.weight"][0][0][0] = "conv9"
+
+
+def other_dimensions(about, arrays):
+    about["axes"]["bn1.weight"] = []
+
+
 def few_scores(about, arrays):
     arrays["score/conv1"] = arrays["score/conv1"][1:]
 
@@ -279,7 +301,8 @@ def few_scores(about, arrays):
             rewritten,
             (
                 stranger, lost_weight, unknown_part, odd_share, no_size, downloaded, huge, twice, few_scores, bomb,
-                many_bombs, more_behind,
+                many_bombs, more_behind, layer_of_one_size, beyond_all_numbers, no_channels, other_channels,
+                other_dimensions,
             ),
         ),
     ],
