@@ -249,6 +249,16 @@ def test_traffic(store):
         assert isinstance(store.traffic(), dict), "an account of bytes is no reason not to start"
 
 
+@pytest.mark.parametrize("damaged", [b"null", b"[" * 90_000, b'{"epsilon": %s, "delta": 1}' % (b"9" * 400), b"[]"])
+def test_a_damaged_record_of_what_privacy_cost_is_none(store, damaged):
+    """Each round was declined with a traceback."""
+    (store.folder / "privacy.json").write_bytes(damaged)
+    assert store.spent() == {}
+    cost = {"epsilon": 1.5, "delta": 1e-5, "form": "central"}
+    store.keep_spent(cost)
+    assert store.spent() == cost
+
+
 FULL = """
 import resource, sys
 import numpy as np

@@ -351,7 +351,7 @@ class DeviceStore:
     def spent(self) -> dict[str, float | str]:
         """What differential privacy has cost this device, as its coordinator counts, and by whose noise; empty where
         nothing is counted."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
+        with suppress(OSError, ValueError, AttributeError, TypeError, KeyError, OverflowError, RecursionError):
             found = json.loads(durable.read(self._spent))
             form = {"form": found["form"]} if isinstance(found.get("form"), str) else {}
             return {"epsilon": float(found["epsilon"]), "delta": float(found["delta"]), **form}
