@@ -84,13 +84,14 @@ def check(
     Each line is fine, or says what is wrong and how to mend it; nothing is learned or sent. Ends with status 1 where
     something is wrong.
     """
+    from talaria.foreign import printed
     from talaria_edge.check import check as looked
 
     found = []
     for one in looked(config, wait_s=wait, insecure=insecure):
         found.append(one)
         if not as_json:
-            typer.echo(f"{one.state:<6} {one.what:<12} {one.said}")
+            typer.echo(f"{one.state:<6} {one.what:<12} {printed(one.said)}")
     if as_json:
         typer.echo(json.dumps([vars(one) for one in found], indent=2))
     if any(one.state == "wrong" for one in found):

@@ -6,12 +6,20 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 
 import numpy as np
 import pytest
+from tests.keyed import packet
+from tests.servers import free_port, serving_mosquitto
+from tests.torchless import torchless
 
+from talaria.federated.run import Run
+from talaria.model.spec import ModelSpec
 from talaria.planning.plan import Plan
 from talaria.time import Clocks, told_by
+from talaria.wire.frames import Header, encode_frame
+from talaria.wire.messages import CoordinatorBirth, encode_message
 from talaria_edge.check import check
 from talaria_edge.storage.state import DeviceStore, Trained
 
@@ -96,6 +104,26 @@ def test_what_is_wrong_on_the_device_is_named(case, tmp_path):
     samples(tmp_path)
     found = wrong(check(written(tmp_path, **changes)))
     assert says in found[what], found
+
+
+@pytest.mark.broker
+def test_what_a_stranger_at_the_broker_says_begins_no_line_and_steers_no_terminal(tmp_path):
+    """Where there is no torch, nobody knows which names of models are none: one was printed as it came."""
+    samples(tmp_path)
+    run = json.loads(Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg").to_json())
+    run["spec"]["name"] = "imu_cnn\nok     samples      can be learned from \x1b[8m"
+    birth = CoordinatorBirth(
+        online=True, key=b"", chunk=300, credit=8, max_update=10_000, retry=1.0, spec=json.dumps(run).encode()
+    )
+    said = encode_frame(Header(birth.TYPE, "watch", boot=1), encode_message(birth))
+    port = free_port()
+    with serving_mosquitto(tmp_path, port=port) as broker, socket.create_connection(("127.0.0.1", port)) as link:
+        link.sendall(bytes.fromhex("100d00044d5154540402003c000178") + packet("fl/1/watch/co/state", said, retain=True))
+        assert link.recv(4)[0] == 0x20, "it is let in"
+        path = written(tmp_path, broker=broker)
+        out, _ = torchless("edge", "check", str(path), stdout=subprocess.PIPE).communicate(timeout=100)
+    assert r"\x1b[8m" in out
+    assert all(line.isprintable() for line in out.splitlines())
 
 
 def test_what_another_device_kept_is_told_and_stays_as_it_is(tmp_path):
