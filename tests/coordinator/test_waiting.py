@@ -102,6 +102,8 @@ def test_status_says_who_is_missing(tmp_path, capsys):
     with Store(tmp_path / "coordinator.db") as store:
         store.devices.see("watch", Sight("bela", 1, {}))
     assert read_status(named)["waiting"] is None
+    prepared = replace(named.run, seed=9, rounds=named.run.rounds + 5)
+    assert read_status(replace(named, run=prepared))["rounds"] == named.run.rounds, "[run] has what is to follow it"
 
 
 def test_status_says_whether_a_coordinator_serves(tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -12,12 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from talaria.errors import ConfigError, StateError
+from talaria.federated.run import Run
 from talaria.foreign import printed
 from talaria.privacy.forms import FORMS
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.fleet import cohort
 from talaria_coordinator.fleet.chronicle import when
-from talaria_coordinator.fleet.life import as_it_is
 from talaria_coordinator.fleet.waiting import holding, waits
 from talaria_coordinator.identity.expiry import Ending
 from talaria_coordinator.identity.membership import Membership
@@ -35,24 +36,23 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
     has, a device is ``online`` where it was so at the end."""
     store = open_store(config, make=False)
     try:
-        config = as_it_is(config, store)
         fleet = store.fleets.get(config.name)
         if fleet is None:
             raise StateError(f"status: the store holds no fleet {config.name!r}; it holds {_names(store)}")
+        run = Run.from_json(fleet.run, allow=None)  # fleet.toml may have the next one already
         rounds, devices = store.attempts.of(config.name, last=SHOWN), store.devices.of(config.name)
-        idle = (
-            fleet.status == "running" and fleet.round < config.run.rounds and not store.attempts.unclosed(config.name)
-        )
+        idle = fleet.status == "running" and fleet.round < run.rounds and not store.attempts.unclosed(config.name)
         here = {d.device for d in devices if d.online}
         rest = cohort.resting(fleet.roster, devices, config.away_days, time.time())
         awake = tuple(name for name in fleet.roster if name not in rest)
-        missing = waits(config.draw, fleet.round + 1, awake, devices, here) if idle else None
+        draw = replace(config.draw, run=run)
+        missing = waits(draw, fleet.round + 1, awake, devices, here) if idle else None
         return {
             "fleet": fleet.name,
             "status": fleet.status,
             "served": is_held(config.state),
             "round": fleet.round,
-            "rounds": config.run.rounds,
+            "rounds": run.rounds,
             "epoch": fleet.epoch,
             "model_digest": fleet.model_digest,
             "roster": list(fleet.roster),
