@@ -30,6 +30,8 @@ class Incoming:
         self._pause = config.retry_s
         self._models = Downloads(store.model_part, config.max_model)
         self._kits = Downloads(store.kit_part, config.max_model)
+        self._waiting: set[str] = set()
+        """The models that wait for room on the disk."""
 
     def close(self) -> None:
         """Let go of the files; what came stays."""
@@ -63,13 +65,15 @@ class Incoming:
 
     async def assemble(self, action: a.ModelComplete) -> None:
         """All of a global model is here: check it and put it in force."""
+        if action.xfer in self._waiting:
+            return
         try:
             made = await self._models.finish(action, partial(self._store.adopt_model, less=bool(action.of)))
         except UnfitError as error:
             self._tell("error", error=str(error))
             await self._put(e.ChangesUnfit(time.monotonic(), action.cut.sha256))
         except (StateError, WireError) as error:
-            if self._state.fetch is None or self._state.fetch.cut.sha256 != action.cut.sha256:
+            if not self._fetches(action.cut):
                 return
             self._tell("error", error=str(error))
             await self._fetch_again(action.xfer, action.cut)
@@ -82,9 +86,32 @@ class Incoming:
 
     async def _fetch_again(self, transfer: str, cut: Cut) -> None:
         """After the disk refused: look what is there, a while later."""
-        await asyncio.sleep(self._pause)
-        found = self._models.found_if_readable(transfer, cut)
-        await self._put(e.ModelDamaged(time.monotonic(), cut.sha256, found))
+        if transfer in self._waiting:
+            return
+        self._waiting.add(transfer)
+        try:
+            found = await self._with_room(self._models, transfer, cut, self._fetches)
+        finally:
+            self._waiting.discard(transfer)
+        if found is not None:
+            await self._put(e.ModelDamaged(time.monotonic(), cut.sha256, found))
+
+    def _fetches(self, cut: Cut) -> bool:
+        """Whether this is the model that is on its way."""
+        return self._state.fetch is not None and self._state.fetch.cut.sha256 == cut.sha256
+
+    async def _with_room(
+        self, downloads: Downloads, transfer: str, cut: Cut, wanted: Callable[[Cut], bool]
+    ) -> frozenset[int] | None:
+        """What is there, once there is room for the rest; None where it is not ``wanted`` any more. What is asked for
+        before counts at the coordinator, which sends a model so often and no more."""
+        found = None
+        while found is None:
+            await asyncio.sleep(self._pause)
+            if not wanted(cut):
+                return None
+            found = downloads.with_room(transfer, cut)
+        return found
 
     # -- the run's kit
 
@@ -92,13 +119,19 @@ class Incoming:
         """What lies on flash of a kit that is on its way."""
         return e.KitFound(time.monotonic(), cut.sha256, self._kits.found_if_readable(transfer, cut))
 
+    def _fetches_kit(self, cut: Cut) -> bool:
+        """Whether this is the kit that is on its way."""
+        kit = self._state.kit
+        return kit is not None and kit.receiver is not None and kit.receiver.cut.sha256 == cut.sha256
+
     async def finish_kit(self, action: a.KitComplete) -> bool:
         """All of a kit is here: check it and put it on flash. False where that failed, and it is fetched again."""
         try:
             await self._kits.finish(action, self._store.adopt_kit)
         except (StateError, WireError) as error:
             self._tell("error", error=str(error))
-            await asyncio.sleep(self._pause)
-            await self._put(self.kit_found(action.xfer, action.cut))
+            found = await self._with_room(self._kits, action.xfer, action.cut, self._fetches_kit)
+            if found is not None:
+                await self._put(e.KitFound(time.monotonic(), action.cut.sha256, found))
             return False
         return True

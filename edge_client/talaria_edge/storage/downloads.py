@@ -23,6 +23,14 @@ class Downloads(Assemblies[str]):
             return self.found(transfer, cut)
         return frozenset()
 
+    def with_room(self, transfer: str, cut: Cut) -> frozenset[int] | None:
+        """As :meth:`found`, once there is room for the other chunks; None where the disk refuses."""
+        with suppress(StateError):
+            found = self.found(transfer, cut)
+            self.part(transfer, cut).reserve(found)
+            return found
+        return None
+
     async def finish(self, action: a.ModelComplete | a.KitComplete, adopt: Callable[[str], T]) -> T:
         """Check the whole, and let ``adopt`` put this transfer in force: what that says. Raises
         :class:`~talaria.errors.StateError` and :class:`~talaria.errors.WireError` where it cannot be."""

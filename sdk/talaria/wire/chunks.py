@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,11 +129,21 @@ class FileAssembly:
         offset, length = self.cut.place(index)
         if len(data) != length or not (known or self.cut.fits(index, data)):
             raise WireError(f"chunk {index} does not match its sha256 or length in the manifest")
+        self._write(index, data, offset)
+
+    def _write(self, index: int, data: bytes | memoryview, offset: int) -> None:
         try:
             if os.pwrite(self._fd, data, offset) != len(data):
                 raise StateError(f"cannot write chunk {index} to {self.path}: disk full; free space")
         except OSError as why:
             raise StateError(f"cannot write chunk {index} to {self.path}: {why.strerror}; free space") from why
+
+    def reserve(self, but: Container[int]) -> None:
+        """Take the room of all chunks ``but`` these, which are here. Raises :class:`StateError` if the disk refuses."""
+        for index in range(self.cut.count):
+            if index not in but:
+                offset, length = self.cut.place(index)
+                self._write(index, bytes(length), offset)
 
     def read(self, index: int) -> bytes:
         """The bytes at the place of chunk ``index``."""
