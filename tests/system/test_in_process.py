@@ -235,7 +235,7 @@ def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, m
 
         async def learn(rounds, learner, action):
             if rounds.config.device == "carl" and not slow.is_set():
-                await one.told_of("round-failed")
+                await one.told_of("received", device="carl", attempt=2)
                 slow.set()
             await real(rounds, learner, action)
 
@@ -246,6 +246,8 @@ def test_a_round_without_quorum_is_tried_again_to_the_same_bytes(house, a_run, m
     rows = one.store.attempts.of("watch")
     assert rows[0].failure is not None
     assert [row.round for row in rows if row.failure is None] == [1, 2]
+    told = {(item["attempt"], item["round"]) for item in one.of("received")}
+    assert told == {(row.attempt, row.round) for row in rows}, "in the journals of devices, as it is in the record"
     simulated = one.simulated()
     assert tensors.equal(one.shared(), simulated.shared)
     for name in one.data:

@@ -212,9 +212,12 @@ class Agent:
     def _feed(self, event: object) -> None:
         if isinstance(event, e.Received):
             self._rounds.count("down", event.size)
+        before = self._state.job
         _, actions = self._half.step(self._state, event)
         for action in actions:
             self._carry_out(action)
+        if self._state.job is not None and self._state.job is not before:
+            self._rounds.asked(self._state.job.spec)
         if self._cannot and isinstance(event, e.Received):
             self._decline()
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -62,11 +63,16 @@ class Rounds:
 
         return Part(self.config)
 
+    def asked(self, spec: bytes) -> None:
+        """This is what the fleet asks of the device now."""
+        with suppress(ConfigError):  # the round is declined for it
+            self._round = asked_of(spec).round
+
     async def learn(self, learner: Learner, action: a.Train) -> None:
         """Train when it is allowed, and offer what was learned, or decline."""
         try:
             asked = asked_of(action.spec)
-            self._round = round = asked.round
+            round = asked.round
             if self.config.secure and not asked.terms:
                 raise ConfigError("this device's owner wants secure rounds ([privacy] secure), and this is none")
             if asked.terms:
