@@ -21,7 +21,7 @@ from talaria.data.client import Client
 from talaria.data.federated import Federated
 from talaria.data.presets import completed, default_of
 from talaria.errors import ConfigError
-from talaria.federated.device_task import require_engine
+from talaria.federated.device_task import require_engine, require_plan
 from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.private_rule import private_rule, require_cohort
 from talaria.federated.rounds import check_over, needed
@@ -295,6 +295,7 @@ def simulate(
         return asked.learn(progress, folder, workers, ray)
 
 
+@np.errstate(under="ignore")
 def prepare(
     algorithm: str | Algorithm,
     data: str | Federated,
@@ -364,12 +365,15 @@ def prepare(
     buffer = buffering_of(run, buffering, len(found.clients))
     check_over(run, over)
     require_enough(run, rule, len(found.clients))
+    for plan in {id(plan): plan for plan in own.values()}.values():
+        require_plan(run, plan)
     found_engine = Pick(engine, "") if engine != AUTO else pick(run, found.clients, own)
     require_engine(run, found_engine.engine)
     kept = settled(run, privacy, list(found.clients), over)
-    private_rule(run, rule, kept, run.seed)
     if kept is not None:
         require_cohort(kept, needed(run, len(found.clients)))
+    own_rule = private_rule(run, rule, kept, run.seed)
+    course(run, members_of(found.clients), aggregator=own_rule, buffering=buffer, over=over)  # which may not begin
     text = located(aggregator, Path.cwd()) if isinstance(aggregator, str) else None
     of_here = zoo.GROUP.is_kept(run.spec.name) or algorithms.GROUP.is_kept(run.algorithm)
     return Experiment(

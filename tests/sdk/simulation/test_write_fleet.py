@@ -206,3 +206,22 @@ def test_a_budget_is_written_down_and_secure_sums_need_keys(mine, tmp_path):
         written(path, tmp_path / "other", "--secure").exception
     )
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--plan", "PLAN"), "widths name nosuch"),
+        (("--data-option", "newcomers=carl", "--plan", "carl=PLAN"), "widths name nosuch"),
+        (("--recipe", "freeze=nosuch"), "names no layer"),
+        (("-a", "local", "--asynchronous"), "shares nothing"),
+        (("--aggregator", "median:f=1", "--asynchronous", "--buffer", "2"), "buffer=2 must be at least 3"),
+    ],
+)
+def test_what_could_not_begin_is_not_written(mine, tmp_path, words, why):
+    """A newcomer's plan was even refused when all rounds were learned, and all was lost."""
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"widths": {"nosuch": 3}}))
+    told = written(mine(), tmp_path / "fleet", *(word.replace("PLAN", str(plan)) for word in words))
+    assert re.search(why, str(told.exception))
+    assert not (tmp_path / "fleet").exists()
