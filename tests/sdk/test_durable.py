@@ -3,6 +3,7 @@
 import hashlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 
@@ -66,6 +67,13 @@ def test_what_is_no_file_is_not_read(tmp_path, kind):
         durable.read(path)
 
 
+def test_no_more_of_a_file_is_read_than_is_asked_for(tmp_path):
+    """Who bounds what a folder may hold looks at no byte beyond."""
+    (tmp_path / "port").write_bytes(b"1883 and much more")
+    assert durable.read(tmp_path / "port", 4) == b"1883"
+    assert durable.read(tmp_path / "port") == b"1883 and much more"
+
+
 def test_a_folder_that_is_not_read_leaves_nothing_open(tmp_path):
     before = os.listdir("/proc/self/fd")
     with pytest.raises(IsADirectoryError):
@@ -105,3 +113,25 @@ def test_what_is_forked_does_not_go_on_to_have_a_folder(tmp_path):
     finally:
         end.set()
         child.join()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from talaria import durable
+with durable.held(Path(sys.argv[1])):
+    if os.fork():
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("forked", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_was_forked_does_not_keep_the_folder_of_who_was_killed(tmp_path):
+    """A kill lets go of nothing: what was forked has let go of it when it began."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], **pipes) as killed:
+        assert killed.stdout.readline() == b"forked\n"
+        assert killed.wait() == -signal.SIGKILL
+        with durable.held(tmp_path):
+            pass

@@ -18,7 +18,7 @@ from talaria import inputs
 from talaria.algorithms.thorki.fusion_gate import ConstantGate
 from talaria.algorithms.thorki.serving import fused
 from talaria.data import Federated
-from talaria.errors import ConfigError, DataError, ModelError
+from talaria.errors import BundleError, ConfigError, DataError, ModelError
 from talaria.federated.run import Run
 from talaria.model import zoo
 from talaria.model.several import Several
@@ -102,7 +102,7 @@ def test_a_bundle_takes_named_inputs_and_says_so(tmp_path: Path) -> None:
         predict({**held, "imu": held["imu"].transpose(0, 2, 1)})
     manifest = dict(open_bundle(path).manifest)
     manifest["input"] = {**manifest["input"], "parts": [{"name": "imu", "shape": [6, 32]}]}
-    with pytest.raises(Exception, match=r"manifest\.json: input="):
+    with pytest.raises(BundleError, match=r"manifest\.json: input="):
         parse_manifest(json.dumps(manifest).encode())
 
 

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from memory_broker import Faults
 
+from talaria.errors import WireError
 from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.compacts import MASKS
@@ -169,7 +170,7 @@ def test_a_part_that_is_too_large_is_refused(world):
     huge = m.CompactManifest(
         of=w.state.model.cut.sha256, size=WHOLE + 1, chunk=1000, sha256=bytes(32), hashes=bytes(32 * 6), nonce=bytes(16)
     )
-    with pytest.raises(Exception, match="above this device's limit"):
+    with pytest.raises(WireError, match="above this device's limit"):
         w.devices["dev-0"][0]._model.narrowed(replace(state, compact_asks=1), huge, w.now, [])
 
 
