@@ -115,6 +115,7 @@ def test_failed_write_leaves_the_old_bundle(imu, bundle, tmp_path, monkeypatch):
         ({"normalize": {"mean": 0, "std": 1}}, r"normalize=.* must be \(mean, std\)"),
         ({"normalize": (0, 1, 2)}, r"normalize=\(0, 1, 2\) must be \(mean, std\)"),
         ({"labels": ["a" * 2000, *"bcdefg"]}, "labels: 'aaa.* has 2000 characters; use at most 1000"),
+        ({"labels": [*"abcdef", ""]}, "labels: 6 has no name; give one per class"),
         ({"meta": {"x": "x" * (1 << 20)}}, "meta: makes manifest.json .* bytes, and 1048576 are read; shorten it"),
     ],
 )
