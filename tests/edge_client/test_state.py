@@ -312,6 +312,8 @@ def test_a_cut_while_a_run_is_called_off_loses_nothing_of_the_run_before(tmp_pat
             store.take_back()
         assert store.private().run == "first"
         assert store.before() is None
+    kept = tmp_path / "called-off-private.safetensors"
+    assert tensor_files.unpack(kept.read_bytes(), kept, "")[1]["run"] == "off", "what was called off is kept beside it"
 
 
 def test_of_what_a_device_learned_nothing_stays_once_it_is_erased(house, run_all):
