@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import pkgutil
 import re
 import subprocess
 import sys
@@ -83,6 +84,33 @@ def test_as_many_operators_are_allowed_as_the_page_says() -> None:
     found = re.search(r"must be on a list\s+of (\d+)", (DOCS / "programs.md").read_text())
     assert found is not None
     assert int(found[1]) == len(shapes.RULES)
+
+
+@pytest.mark.parametrize(
+    ("page", "said", "places"),
+    [
+        ("privacy.md", "A device knows the newest {:d} of them", ["talaria_edge.agent.secure.MOST_MARKS"]),
+        ("operating.md", "in at most {:d} different masks", ["talaria.wire.partial_sums.Bounds.classes"]),
+        (
+            "operating.md",
+            "One that stands still for a minute, or for five while it begins, is replaced too",
+            [
+                ("talaria_coordinator.fleet.ingest.pool.STILL_S", 60),
+                ("talaria_coordinator.fleet.ingest.pool.BEGIN_S", 300),
+            ],
+        ),
+        ("devices.md", "(a date before 2001)", [("talaria_edge.recording.folder.SET", 1e9)]),
+    ],
+)
+def test_numbers_on_the_pages_are_those_of_the_code(
+    page: str, said: str, places: list[str | tuple[str, float]]
+) -> None:
+    numbers = []
+    for place in places:
+        name, wanted = (place, None) if isinstance(place, str) else place
+        numbers.append(pkgutil.resolve_name(name))
+        assert wanted in (None, numbers[-1]), name
+    assert said.format(*numbers) in " ".join((DOCS / page).read_text().split())
 
 
 def test_every_file_of_ours_that_the_pages_name_exists() -> None:

@@ -8,15 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from talaria.federated import kit
 from talaria.federated.run import Run
 from talaria.foreign import DEPTH
+from talaria.programs.shapes import Limits as ProgramLimits
 from talaria.programs.source import Need
+from talaria.protocol import transfer
+from talaria.protocol.coordinator import compacts
 from talaria.protocol.coordinator.state import Rules
+from talaria.protocol.device import download
 from talaria.protocol.device.state import DeviceLimits
 from talaria.types import Recipe
-from talaria.wire import codec, frames, messages, strict_safetensors, topics
+from talaria.wire import changes, codec, frames, messages, strict_safetensors, topics
 from talaria.wire.frames import Header
 from talaria.wire.tensor_codecs import SUFFIXES, Codec
+from talaria_coordinator.fleet import parcels
 
 TEXT = (Path(__file__).parents[1] / "docs" / "PROTOCOL.md").read_text()
 FROM_DEVICE = {
@@ -157,3 +163,12 @@ def test_numbers_in_the_text_are_those_of_the_code():
     assert f"at most {rules.serve} times the model's size" in PLAIN
     assert f"its birth again each {DeviceLimits().hello:g} seconds" in PLAIN
     assert "bitmap` | bytes | 1..450" in TEXT
+    assert f"at {transfer.THIN} bytes a second, at most {transfer.LONGEST_FIRST_S:g} seconds" in PLAIN
+    assert (download.ASKS, compacts.MASKS, parcels.BEFORE, changes._PAYS) == (3, 4, 8, 0.9)
+    assert "the whole model after the third time" in PLAIN
+    assert "at most four of these answers of a version" in PLAIN
+    assert "one of the eight models before this one" in PLAIN
+    assert "at most nine tenths of that part" in PLAIN
+    assert f"Of each of these, {changes._BLOCK:,} words at a time" in PLAIN
+    sizes = (ProgramLimits().file_bytes, kit.LARGEST_ABOUT, kit.LARGEST_FILES)
+    assert "at most {} MiB, `about` {}, and all together {})".format(*(size >> 20 for size in sizes)) in PLAIN
