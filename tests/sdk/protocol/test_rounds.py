@@ -376,8 +376,10 @@ def test_a_declining_device_does_not_hold_the_round(world):
     assert any(isinstance(x, a.Progressed) and x.reason == "battery below 20 %" for x in w.events)
 
 
-def test_a_round_without_a_quorum_does_not_wait_for_who_has_gone_where_one_that_declined_may_help_to_it(world):
-    """It waited for its deadline, though one write had failed, and the next try would have had a quorum."""
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_round_without_a_quorum_does_not_wait_for_who_has_gone_where_one_that_declined_may_help_to_it(world, gone):
+    """It waited for its deadline, though one write had failed, and the next try would have had a quorum; where that one
+    has gone, too, no try would."""
     w = world(3, QUIET)
     failing = ["dev-0"]
 
@@ -385,16 +387,23 @@ def test_a_round_without_a_quorum_does_not_wait_for_who_has_gone_where_one_that_
         if name in failing:
             failing.clear()
             w.say(name, e.DeclineRound(w.now, number, "a write failed"))
-        else:
+        elif name != "dev-2":
             type(w).work(w, name, number, version)
 
     w.work = work
     w.begin()
     w.run(2)
-    w.crash_device("dev-2")
     w.open(1, seconds=600, quorum=2)
     w.run(20)
-    assert [one.attempt for one in w.failed] == [1]
+    assert [member.phase for member in w.state.attempts[1].cohort.values()] == ["declined", "stored", "working"]
+    if gone:
+        w.crash_device("dev-0")
+        w.run(5)
+    w.crash_device("dev-2")
+    w.run(20)
+    assert [one.attempt for one in w.failed] == ([] if gone else [1])
+    if gone:
+        return
     w.open(2, seconds=600, quorum=2)
     w.run(20)
     assert [c.device for c in w.closed[0].counted] == ["dev-0", "dev-1"]

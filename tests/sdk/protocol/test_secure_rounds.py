@@ -36,6 +36,31 @@ def test_a_step_that_nobody_answers_ends_in_time_and_the_opening_no_sooner_than_
     assert ended(e.Tick(10.0 + times * STEP_S + 0.1))
 
 
+@pytest.mark.parametrize(
+    ("reasons", "secure", "opened"),
+    [
+        ([words.OPENED], STEP_S, False),
+        ([words.OPENED, f"{words.OPENED} of round 1"], STEP_S, True),
+        ([words.OPENED, "battery below 20 %"], STEP_S, False),
+        ([words.OPENED, words.OPENED], 0.0, False),
+    ],
+)
+def test_a_round_is_opened_once_too_few_are_left_who_did_not_help_to_open_it(reasons, secure, opened):
+    """With four devices and a quorum of three, one more try may succeed without one of them, and not without two."""
+    names = ("anna", "bela", "carl", "dora")
+    half, state = CoordinatorMachine("watch"), CoordinatorState()
+    half.step(state, e.Start(0.0, 1))
+    half.step(state, e.PublishModel(0.0, 0, describe(b"model", 1024)))
+    half.step(state, e.OpenRound(0.0, 1, dict.fromkeys(names, b"{}"), 60.0, 3, secure=secure))
+    actions = []
+    for name, reason in zip(names, reasons, strict=False):
+        said = m.Decline(attempt=1, reason=reason)
+        payload = encode_frame(Header(said.TYPE, "watch", name, boot=1, seq=1), m.encode_message(said))
+        actions += half.step(state, e.Received(1.0, f"fl/1/watch/d/{name}/evt", payload))[1]
+    actions += half.step(state, e.AbortRound(2.0, 1, "a step failed"))[1]
+    assert [action.opened for action in actions if isinstance(action, a.RoundFailed)] == [opened]
+
+
 @pytest.mark.parametrize("attempt", [1, 2])
 @pytest.mark.parametrize("step", [None, 0, 1])
 def test_who_comes_back_to_a_secure_round_that_is_over_is_told_so(attempt, step):
