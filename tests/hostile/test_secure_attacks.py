@@ -130,6 +130,18 @@ def own(seed: bytes, count: int, digest: bytes) -> Array:
     return keystream.stream(seed_key(seed, digest), count, np.dtype(np.uint32))
 
 
+@pytest.mark.parametrize("taken", ["mask_key", "share_key"])
+@pytest.mark.parametrize("place", ["mask_key", "share_key"])
+def test_no_device_begins_among_two_that_have_one_key(taken: str, place: str) -> None:
+    """As where a coordinator lets two members in that are one, who would count for two among whom it hides."""
+    terms = terms_of(3, tiers=1)
+    attack = Round(terms, contributions(NAMES[:5], 1, terms, kinds=0))
+    adverts = {name: half.advert() for name, half in attack.devices.items()}
+    adverts["d1"] = replace(adverts["d1"], **{place: getattr(adverts["d0"], taken)}).signed(who()["d1"].signer)
+    with pytest.raises(WireError, match="a key comes twice in the cohort"):
+        attack.devices["d2"].receive(Cohort(tuple(one.encode() for one in adverts.values())))
+
+
 @FLAW
 def test_both_shares_of_one_device(flaw: bool) -> None:
     terms = terms_of(3, tiers=1)
