@@ -37,21 +37,22 @@ def test_a_step_that_nobody_answers_ends_in_time_and_the_opening_no_sooner_than_
 
 
 @pytest.mark.parametrize(
-    ("reasons", "secure", "opened"),
+    ("reasons", "quorum", "secure", "opened"),
     [
-        ([words.OPENED], STEP_S, False),
-        ([words.OPENED, f"{words.OPENED} of round 1"], STEP_S, True),
-        ([words.OPENED, "battery below 20 %"], STEP_S, False),
-        ([words.OPENED, words.OPENED], 0.0, False),
+        ([words.OPENED], 3, STEP_S, False),
+        ([words.OPENED, f"{words.OPENED} of round 1"], 3, STEP_S, True),
+        ([words.OPENED, "battery below 20 %"], 3, STEP_S, False),
+        ([words.OPENED], 4, STEP_S, True),
+        ([words.OPENED], 4, 0.0, False),
     ],
 )
-def test_a_round_is_opened_once_too_few_are_left_who_did_not_help_to_open_it(reasons, secure, opened):
+def test_a_round_is_opened_once_too_few_are_left_who_did_not_help_to_open_it(reasons, quorum, secure, opened):
     """With four devices and a quorum of three, one more try may succeed without one of them, and not without two."""
     names = ("anna", "bela", "carl", "dora")
     half, state = CoordinatorMachine("watch"), CoordinatorState()
     half.step(state, e.Start(0.0, 1))
     half.step(state, e.PublishModel(0.0, 0, describe(b"model", 1024)))
-    half.step(state, e.OpenRound(0.0, 1, dict.fromkeys(names, b"{}"), 60.0, 3, secure=secure))
+    half.step(state, e.OpenRound(0.0, 1, dict.fromkeys(names, b"{}"), 60.0, quorum, secure=secure))
     actions = []
     for name, reason in zip(names, reasons, strict=False):
         said = m.Decline(attempt=1, reason=reason)
