@@ -145,21 +145,22 @@ def test_terms_come_back_and_are_checked() -> None:
     terms = terms_of(3, metrics=("loss",), degree=4, own_threshold=3)
     assert Terms.decode(terms.encode()) == terms
     assert Terms.decode(terms.encode()).digest == terms.digest
-    for wrong in (
-        {"threshold": 1},
-        {"threshold": 10},
-        {"threshold": 3, "holders": 1},
-        {"threshold": 3, "degree": 3},
-        {"threshold": 3, "degree": 4, "own_threshold": 2},
-        {"threshold": 3, "own_threshold": 2},
-        {"threshold": 3, "bits": 24},
-        {"threshold": 3, "bound": float("nan")},
-        {"threshold": 3, "most_weight": 1 << 31},
-        {"threshold": 3, "metrics": ("a", "a")},
-        {"threshold": 3, "clip": 1.0, "noise": 1.0, "metrics": ("loss",)},
-        {"threshold": 3, "clip": 1.0, "noise": 1.0, "most_weight": 8},
+    for wrong, why in (
+        ({"threshold": 1}, "threshold=1 must"),
+        ({"threshold": 10}, "threshold=10 must"),
+        ({"threshold": 3, "holders": 1}, "holders=1 must"),
+        ({"threshold": 3, "degree": 3}, "degree=3 must be even"),
+        ({"threshold": 3, "degree": 4, "own_threshold": 2}, "own_threshold=2 must"),
+        ({"threshold": 3, "own_threshold": 2}, "own_threshold=2 goes with a degree"),
+        ({"threshold": 3, "bits": 24}, "bits=24 must"),
+        ({"threshold": 3, "bound": float("nan")}, "bound=nan must"),
+        ({"threshold": 3, "most_weight": 1 << 31}, "most_weight=2147483648 must"),
+        ({"threshold": 3, "metrics": ("a", "a")}, "metrics"),
+        ({"threshold": 3, "noise": 1.0}, "noise=1 hides what is cut to a length; give clip too"),
+        ({"threshold": 3, "clip": 1.0, "noise": 1.0, "metrics": ("loss",)}, "noise=1 is on values alone"),
+        ({"threshold": 3, "clip": 1.0, "noise": 1.0, "most_weight": 8}, "noise=1 is on values alone"),
     ):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=why):
             terms_of(**wrong)  # type: ignore[arg-type]
 
 
