@@ -78,7 +78,7 @@ def test_the_field_is_of_the_smallest_prime_above_2_to_256() -> None:
 
 @pytest.mark.parametrize(("threshold", "holders"), [(0, 3), (4, 3), (1, 5000)])
 def test_sizes_that_cannot_be_are_refused(threshold: int, holders: int) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=f"{threshold} .*{holders}|{holders} .*{threshold}"):
         split(bytes(32), threshold, holders, bytes(32))
 
 

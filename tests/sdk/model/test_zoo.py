@@ -273,7 +273,7 @@ def test_specs_travel_as_json():
 )
 def test_damaged_specs_are_refused(change):
     data = {**ModelSpec("imu_cnn", (6, 100), 7).to_json(), **change}
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=next(iter(change))):
         ModelSpec.from_json(data)
 
 

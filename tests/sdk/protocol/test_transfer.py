@@ -264,14 +264,14 @@ def test_a_program_that_asks_out_of_turn_is_told_so(events, what):
 def test_a_device_is_told_of_a_wrong_event_and_limits_are_checked():
     with pytest.raises(StateError, match="not an event"):
         DeviceMachine("watch", "a").step(DeviceState(), e.Start(0.0, 1))
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="credit=0"):
         DeviceLimits(credit=0)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="profile"):
         DeviceMachine("watch", "a", profile=bytes(5000))
-    with pytest.raises(WireError):
+    with pytest.raises(WireError, match="'A'"):
         DeviceMachine("watch", "A")
     for wrong in ({"chunk": 0}, {"credit": 65}, {"retry": 0.0}, {"max_bytes": 10}, {"stall": 1.0}):
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}="):
             Rules(**wrong)
 
 
