@@ -159,9 +159,12 @@ def test_no_round_of_the_old_run_opens_once_another_has_followed_it(house, a_run
     assert [row.cohort for row in rows][-3:] == [("anna", "bela", "carl"), ("anna", "bela"), ("anna", "bela")]
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_a_round_that_is_called_off_while_no_coordinator_serves_never_counts(house, a_run, monkeypatch, killed):
-    """Or just before one was killed, that had kept the order in the record and not yet told its machine."""
+@pytest.mark.parametrize(("killed", "resumed"), [(False, False), (True, False), (True, True)])
+def test_a_round_that_is_called_off_while_no_coordinator_serves_never_counts(
+    house, a_run, monkeypatch, killed, resumed
+):
+    """Or just before one was killed, that had kept the order in the record and not yet told its machine; also where the
+    fleet was resumed before another one began."""
     one, learn, may = house(a_run(rounds=1)), Rounds.learn, asyncio.Event()
 
     async def waits(*args):
@@ -180,6 +183,8 @@ def test_a_round_that_is_called_off_while_no_coordinator_serves_never_counts(hou
         carry_out(Order("abort"), one.store.fleets.get("watch"), config, one.store, one.blobs)
         if killed:
             one.store.attempts.fail("watch", 1, "called off by the operator")
+        if resumed:
+            carry_out(Order("resume"), one.store.fleets.get("watch"), config, one.store, one.blobs)
         serving = asyncio.ensure_future(one.serve())
         await one.told_of("round-failed", attempt=1, reason="called off by the operator")
         may.set()
