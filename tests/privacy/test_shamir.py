@@ -45,7 +45,7 @@ def test_a_wrong_share_is_another_secret_or_none() -> None:
 @pytest.mark.parametrize(("threshold", "holders"), [(3, 3), (3, 4), (5, 9), (14, 20)])
 def test_as_many_wrong_shares_as_may_be_are_left_out_wherever_they_stand(threshold: int, holders: int) -> None:
     """Of twenty shares, two wrong ones in the midst were never both left out."""
-    tried = {chosen: scale for chosen, scale in choices(range(1, holders + 1), threshold)}
+    tried = dict(choices(range(1, holders + 1), threshold))
     assert all(scale == weights(chosen) for chosen, scale in tried.items())
     most = wrong_ones(threshold, holders)
     assert most == min(2, holders - threshold)
