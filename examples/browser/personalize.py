@@ -111,12 +111,15 @@ def page(run: Run, shared: Tensors, newcomer: str, own: Client, labels: tuple[st
 
 
 def _calibration(run: Run) -> str | None:
-    """The graph that estimates BatchNorm's statistics, where the fleet does not share them and the model has any."""
+    """The graph that estimates BatchNorm's statistics, where the fleet does not share them and the model has any that
+    the recipe does not freeze."""
     module = zoo.build(run.spec).requires_grad_(False).eval()
-    norms = [one for one in module.modules() if isinstance(one, _BatchNorm) and one.track_running_stats]
-    if not norms or run.buffers != "local":
+    still = run.recipe.still(list(module.state_dict()))
+    norms = {name: one for name, one in module.named_modules() if isinstance(one, _BatchNorm)}
+    moving = [one for name, one in norms.items() if one.track_running_stats and f"{name}.running_mean" not in still]
+    if not moving or run.buffers != "local":
         return None
-    for one in norms:
+    for one in moving:
         one.training = True
     return _base64(onnx_file.write(statistics_of(module, zoo.head(run.spec), run.spec.input_shape), ""))
 

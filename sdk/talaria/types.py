@@ -125,7 +125,8 @@ class Recipe:
     clip: float = 0.0
     """Largest L2 norm of all slopes of a step together, which are shortened to it; 0 for no limit."""
     freeze: tuple[str, ...] = ()
-    """Dotted names of layers that are not trained, nor what they hold; a pattern (``layer*``) may stand for names."""
+    """Dotted names of layers that are not trained, nor what they hold, BatchNorm's statistics among it; a pattern
+    (``layer*``) may stand for names."""
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 0), ("batch", 1), ("accumulate", 1)):
@@ -194,6 +195,11 @@ class Recipe:
                 raise ConfigError(f"recipe: freeze={pattern!r} names no layer; the model has {some_of(layers, 20)}")
             stopped |= own
         return [name for name in (names if only is None else only) if name not in stopped]
+
+    def still(self, names: Sequence[str]) -> frozenset[str]:
+        """What of ``names`` is frozen. Raises as :meth:`trained`."""
+        learned = self.trained(names, None)
+        return frozenset() if learned is None else frozenset(names).difference(learned)
 
     def but(self, **changes: Any) -> Recipe:
         """A changed copy."""

@@ -400,7 +400,7 @@ def test_what_the_recipe_freezes_stays_in_the_rounds_and_where_a_model_is_served
     first = state_of(run_model.template(run.spec))
     sent = update.tensors if update.kind == "value" else {k: shared[k] + v for k, v in update.tensors.items()}
     served = [state_of(rounds.personalize(run, who, shared, own)) for own in (private, None)]
-    still = [key for key in run_model.split_of(run).parameters("body", "head") if key.startswith(freeze)]
+    still = [key for key in run_model.split_of(run).keys if key.startswith(freeze)]
     assert still
     for state in (sent, private, *served):
         there = {key.removeprefix("personal/").removeprefix("own/"): value for key, value in state.items()}

@@ -67,7 +67,7 @@ def kit_of(run: Run) -> Kit:
     except (AttributeError, TypeError) as why:  # of an algorithm that looks into the module
         raise _needs_torch(run, f"its device half looks into the torch module ({str(why)[:100]})") from why
     others = {model_name(spec): _given(other, state_of(other.first())) for spec, other in maker.others.items()}
-    source = _given(maker, {}, others)
+    source = _given(maker, {}, others, run.recipe.still(run_model.split_of(run).keys))
     state, shared = state_of(run_model.template(run.spec)), run_model.first_shared(run)
     schema = schema_of(state | {name: value for name, value in shared.items() if name not in state})
     private = {name: value for name, value in state.items() if name not in shared}
@@ -77,8 +77,13 @@ def kit_of(run: Run) -> Kit:
     )  # fmt: skip
 
 
-def _given(maker: Maker, state: Tensors, others: Mapping[str, Given] = MappingProxyType({})) -> Given:
-    """What was made, and what else a plan or samples of another size may ask for."""
+def _given(
+    maker: Maker,
+    state: Tensors,
+    others: Mapping[str, Given] = MappingProxyType({}),
+    still: frozenset[str] = frozenset(),
+) -> Given:
+    """What was made, and what else a plan or samples of another size may ask for, where ``still`` is frozen."""
     for need in list(maker.programs):
         if need.upper:  # where features would not fit, or are read once, the same part trains on inputs
             maker.program(replace(need, upper=False))
@@ -88,8 +93,8 @@ def _given(maker: Maker, state: Tensors, others: Mapping[str, Given] = MappingPr
     cuts = maker.cuts
     files |= {f"lower/{name_of(only)}": one.look.write() for only, one in cuts.items() if one is not None}
     files |= {"forward": maker.forward().write()}
-    if maker.statistics:
-        files |= {"calibration": maker.calibration().write()}
+    if not still.issuperset(maker.statistics):
+        files |= {"calibration": maker.calibration(still.intersection(maker.statistics)).write()}
     return Given(
         parameters=maker.parameters,
         statistics=maker.statistics,

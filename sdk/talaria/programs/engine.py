@@ -170,13 +170,15 @@ class ProgramEngine:
     def calibrate(self, task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
         """BatchNorm statistics estimated anew, as :func:`talaria.training.loop.calibrate` does."""
         samples = task.train if samples is None else samples
-        fresh = {key: _fresh(key, state[key]) for key in self.source.statistics}
+        still = task.still.intersection(self.source.statistics)
+        fresh = {key: _fresh(key, state[key]) for key in self.source.statistics if key not in still}
         if not fresh or len(samples) < 2:
             return dict(state)
         now = {**state, **fresh}
         for done, index in enumerate(spread(len(samples), batch), 1):
-            found = self.source.calibration()({"x": samples.x[index], "rate": np.array(1 / done, np.float32)}, now)
-            now |= {name.removeprefix("next/weight/"): value for name, value in found.items()}
+            found = self.source.calibration(still)({"x": samples.x[index], "rate": np.array(1 / done, np.float32)}, now)
+            found = {name.removeprefix("next/weight/"): value for name, value in found.items()}
+            now |= {name: value for name, value in found.items() if name in fresh}
         return now
 
     def accuracy(self, task: Task, state: Tensors, samples: Samples) -> float:

@@ -75,8 +75,8 @@ class Given:
             self._lowers[only] = None if each is None else Lower(self._features(f"lower/{name}"), each)
         return self._lowers[only]
 
-    def calibration(self) -> Look:
-        """See :class:`~talaria.programs.source.Source`."""
+    def calibration(self, still: frozenset[str] = frozenset()) -> Look:
+        """That of the run that the kit is for; see :class:`~talaria.programs.source.Source`."""
         return self._calibration
 
     def forward(self) -> Look:

@@ -59,6 +59,7 @@ class Maker:
         self.others: dict[ModelSpec, Maker] = {}
         """What was asked of :meth:`beside` so far."""
         self._halves: dict[frozenset[str], _Halves | None] = {}
+        self._calibrations: dict[frozenset[str], Look] = {}
 
     @property
     def cuts(self) -> dict[frozenset[str], Lower | None]:
@@ -126,9 +127,15 @@ class Maker:
         halves = self._cut(only)
         return None if halves is None else halves.lower
 
-    def calibration(self) -> Look:
-        """The pass of :func:`talaria.programs.step.statistics_of`."""
-        return self._calibration
+    def calibration(self, still: frozenset[str] = frozenset()) -> Look:
+        """The pass of :func:`talaria.programs.step.statistics_of`, made when it is first asked for."""
+        if still not in self._calibrations:
+            module = zoo.build(self.spec).requires_grad_(False).eval()
+            for name, layer in module.named_modules():
+                moves = isinstance(layer, _BatchNorm) and layer.track_running_stats
+                layer.training = moves and f"{name}.running_mean" not in still
+            self._calibrations[still] = Look(statistics_of(module, *self._entrance))
+        return self._calibrations[still]
 
     def forward(self) -> Look:
         """The whole model as :func:`talaria.programs.step.answers_of` writes it."""
@@ -154,13 +161,6 @@ class Maker:
     def _entrance(self) -> tuple[str, tuple[int, ...], Whole]:
         """The head's name, the shape of a sample, and the layers of which no mask takes an output."""
         return zoo.head(self.spec), self.spec.input_shape, partial(zoo.whole, self.spec)
-
-    @cached_property
-    def _calibration(self) -> Look:
-        module = zoo.build(self.spec).requires_grad_(False).eval()
-        for layer in module.modules():
-            layer.training = isinstance(layer, _BatchNorm) and layer.track_running_stats
-        return Look(statistics_of(module, *self._entrance))
 
     @cached_property
     def _forward(self) -> Look:

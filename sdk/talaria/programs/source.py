@@ -111,8 +111,8 @@ class Source(Protocol):
         """What feeds the part that trains ``only``, or None where the model cannot be cut below it."""
         ...
 
-    def calibration(self) -> Look:
-        """One batch's part in the estimate of BatchNorm's statistics."""
+    def calibration(self, still: frozenset[str] = frozenset()) -> Look:
+        """One batch's part in the estimate of BatchNorm's statistics, all but those that are ``still``."""
         ...
 
     def forward(self) -> Look:

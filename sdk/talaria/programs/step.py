@@ -107,7 +107,7 @@ def _given(step: Step, out: Map) -> Graph:
 
 def statistics_of(module: Module, head: str, input_shape: Sequence[int], whole: Whole = frozenset) -> Graph:
     """One batch's part in a pass that estimates BatchNorm statistics, as :func:`talaria.training.loop.calibrate` does;
-    ``module`` has its BatchNorm layers in train mode, and all others in eval mode.
+    ``module`` has those BatchNorm layers in train mode, and all others in eval mode.
 
     Inputs: ``x`` float32 (N, *input_shape), ``rate`` by which the statistics move (1/k for the k-th batch),
     ``weight/<key>``. Outputs: ``next/weight/<key>`` of the statistics and their counters.

@@ -103,7 +103,7 @@ def walk(task: Task, state: Tensors, recipe: Recipe, purpose: str = "train") -> 
 
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Tensors:
     """BatchNorm statistics estimated anew by one pass over ``samples``, the training ones by default, and over what the
-    device has unlabelled; everything else stays as it is."""
+    device has unlabelled; everything else stays as it is, and so do those of layers that the recipe freezes."""
     if task.unlabelled is not None and len(task.unlabelled):
         samples = task.train if samples is None else samples
         ignored = np.zeros((len(task.unlabelled), *samples.y.shape[1:]), samples.y.dtype)
@@ -112,10 +112,10 @@ def calibrate(task: Task, state: Tensors, samples: Samples | None = None) -> Ten
 
 
 def never_trained(task: Task, state: Tensors) -> bool:
-    """True where private BatchNorm statistics have not seen a single batch."""
-    split = task.split
+    """True where private BatchNorm statistics that may move have not seen a single batch."""
+    split, still = task.split, task.still
     batches = (
-        key for key in split.counters if key.endswith("num_batches_tracked")
+        key for key in split.counters if key.endswith("num_batches_tracked") and key not in still
     )  # others are a network's own tables
     return split.buffers == "local" and any(int(state[key]) == 0 for key in batches)
 

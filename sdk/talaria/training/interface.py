@@ -52,6 +52,11 @@ class Task:
     unlabelled: Array | None = field(default=None, repr=False)
     """Inputs float32 (N, ...) of this device that nobody has labelled: BatchNorm is calibrated on them, too."""
 
+    @property
+    def still(self) -> frozenset[str]:
+        """The keys that the recipe freezes, statistics among them."""
+        return self.recipe.still(self.split.keys)
+
     def draws(self, purpose: str) -> Draws:
         """Draws of their own for each (seed, client, round, purpose)."""
         return seeds.draws(self.seed, self.client, self.round, purpose)

@@ -229,10 +229,12 @@ class lone_sample_in_eval:  # noqa: N801 - reads as a statement: with lone_sampl
 
 
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
-    """Re-estimate BatchNorm statistics by one unlabelled pass; everything else stays as it is."""
+    """Re-estimate BatchNorm statistics by one unlabelled pass, but for what the recipe freezes; everything else stays
+    as it is."""
     samples = task.train if samples is None else samples
-    module = load(task.model, state)
-    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    module, still = load(task.model, state), task.still
+    norms = ((name, m) for name, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
+    layers = [layer for name, layer in norms if f"{name}.running_mean" not in still]
     if not layers or len(samples) < 2:
         return dict(state)
     module.requires_grad_(False).eval()

@@ -97,6 +97,26 @@ def test_what_is_learned_from_a_kit_is_what_is_learned_with_torch_beside(file, o
         assert evaluate(served, one.val).samples == len(one.val)
 
 
+def test_with_a_kit_what_the_recipe_freezes_stands_still_too():
+    run = replace(RUN, algorithm="fedavg", recipe=RUN.recipe.but(freeze=("bn2",)))
+    shared, file = run_model.first_shared(run), kits.encode(kit_of(run))
+    here = rounds.personalize(run, member(), shared, None)
+    run_model.equip(run, kits.decode(file))
+    try:
+        there = rounds.personalize(run, member(), shared, None)
+    finally:
+        run_model._kits.clear()
+        run_model._adopted.clear()
+        run_model.update_schema.cache_clear()
+    assert equal(state_of(here), dict(there.state))
+    assert equal(
+        *(
+            {k: v for k, v in of.items() if k.startswith("bn2.")}
+            for of in (there.state, state_of(run_model.template(run.spec)))
+        )
+    )
+
+
 def test_a_run_that_goes_on_for_longer_takes_the_place_of_its_kit(file, equipped):
     """A device that stays had all of them, each with what ONNX Runtime held of its graphs."""
     before = weakref.ref(run_model.kit_of(RUN)[1])

@@ -162,14 +162,18 @@ def test_a_network_that_cannot_be_cut_trains_whole(engines, spec_of):
     assert equal(found, engines("mlp").train(task, state, only=every))
 
 
-@pytest.mark.parametrize("keep", [None, 0.5])
-def test_statistics_are_those_of_the_data(engines, spec_of, keep):
-    task = task_of(spec_of("imu_cnn"), count=300, keep=keep)  # two batches of the pass
+@pytest.mark.parametrize(("keep", "freeze"), [(None, ()), (0.5, ()), (None, ("bn2",)), (None, ("bn*",))])
+def test_statistics_are_those_of_the_data_but_where_a_layer_is_frozen(engines, spec_of, keep, freeze):
+    task = task_of(
+        spec_of("imu_cnn"), count=300, keep=keep, recipe=RECIPE.but(freeze=freeze)
+    )  # two batches of the pass
     state = state_of(task.model)
     found = engines("imu_cnn").calibrate(task, state)
     assert_near(task, found, loop.calibrate(task, state), steps=2)
-    counters = [value for key, value in found.items() if key.endswith("num_batches_tracked")]
-    assert [int(value) for value in counters] == [2] * len(counters) != []
+    assert all(np.array_equal(found[key], state[key]) for key in task.still)
+    counters = [value for key, value in found.items() if key.endswith("num_batches_tracked") and key not in task.still]
+    assert [int(value) for value in counters] == [2] * len(counters)
+    assert len(counters) == {(): 4, ("bn2",): 3, ("bn*",): 0}[freeze]
 
 
 def test_no_sample_and_no_step_change_nothing(engines, spec_of):

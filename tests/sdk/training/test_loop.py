@@ -311,6 +311,8 @@ def test_ready_calibrates_only_what_never_trained_here() -> None:
     trained = loop.train(t, fresh)
     assert not never_trained(t, trained)
     assert ready(t, trained) is trained
+    still = t.but(recipe=t.recipe.but(freeze=("body.1",)))  # its only BatchNorm, which no round will move
+    assert ready(still, fresh) is fresh
 
 
 def test_predict_is_in_eval_and_puts_modes_back() -> None:
