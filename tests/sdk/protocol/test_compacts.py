@@ -258,6 +258,25 @@ def test_changes_that_do_not_fit_the_flash_are_let_go_and_the_model_is_asked_for
     assert rounds(w, 3) == [{"dev-0": FEW, "dev-1": FEW}]
 
 
+def test_changes_are_not_asked_for_while_another_model_is_put_in_force(world, monkeypatch):
+    """As where an asynchronous fleet makes a version meanwhile: they fitted the flash no more when they came, which was
+    told as an error, and the whole model was fetched after them."""
+    w, late, unfit = world(1, Faults()), [], []
+    w.follows, say = True, w.say
+    begun(w, none=True)
+    rounds(w, 1)
+    kinds = {e.ModelStored: late, e.ChangesUnfit: unfit}
+    monkeypatch.setattr(w, "say", lambda *x: kinds[type(x[1])].append(x) if type(x[1]) in kinds else say(*x))
+    for version in (2, 3):
+        w.publish_body(version, multicast=False)
+        w.run(1)
+        w.say("dev-0", e.FetchModel(w.now))
+        w.run(3)
+    assert not unfit
+    assert [event.sha256 for _, event in late][-1:] == [w.state.model.cut.sha256]
+    assert list(w.disks["dev-0"].models) == [w.state.model.cut.sha256]
+
+
 def test_a_coordinator_of_before_there_were_any_is_asked_as_before(world, monkeypatch):
     w = world(2, Faults())
     w.follows = True

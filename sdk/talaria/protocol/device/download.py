@@ -114,10 +114,11 @@ class Download:
             self.want(state, now, out)
 
     def complete(self, state: DeviceState) -> a.ModelComplete:
-        """What is to be done with a model of which all chunks are there."""
+        """What is to be done with a model of which all chunks are there. Until it is in force, what changed of a next
+        one is not asked for: it would be of the model that is on flash no more by then."""
         if state.fetch is None:
             raise StateError("device: no global model is on its way")
-        cut = state.fetch.cut
+        cut, state.held = state.fetch.cut, b""
         return a.ModelComplete(state.fetch_version, transfer_of(cut.sha256), cut, state.fetch_of)
 
     def needed(self, state: DeviceState) -> bool:
