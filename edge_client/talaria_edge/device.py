@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from talaria import valid
-from talaria.errors import ConfigError, ModelError, StateError
+from talaria.errors import ConfigError, ModelError, StateError, TalariaError, said
 from talaria.federated import device_task, plan_compat, run_model
 from talaria.federated.run import ENGINES, Run
 from talaria.foreign import shown
@@ -78,7 +79,7 @@ class Device:
         report: Called with every event of the agent, in the event loop; what it raises is logged, and ends nothing
             (``sys.exit`` ends the program). None: events go to the log ``talaria_edge``.
         require: Called with the fleet's :class:`talaria.Run` before anything is learned; what it raises ends
-            :meth:`run`.
+            :meth:`run`. Of a run that the fleet goes on to later, it is the reason why its rounds are declined.
         settings: The other fields of :class:`DeviceConfig`: ``username``, ``password_file``, ``engine`` (``"torch"`` or
             ``"onnx"``), ``kit`` (a file of ``talaria programs kit``, with which ``"onnx"`` needs no torch),
             ``guard_every_s``, ``profile``, ``retry_s``, ``max_model``, ``patience_s`` (seconds to wait for a silent
@@ -127,6 +128,12 @@ class Device:
                 raise ConfigError(f"{what}={shown(words)} must be a list of words")
         if guard is not None and not isinstance(guard, Rules):
             raise ConfigError(f"device: guard={shown(guard)} must be Rules, such as Rules(min_battery=0.3)")
+        for what, own in (("data", data), ("report", report), ("require", require)):
+            if what != "data" and own is not None and not callable(own):
+                raise ConfigError(f"device: {what}={shown(own)} must be a function, or left out")
+            if any(map(inspect.iscoroutinefunction, (own, getattr(own, "__call__", None)))):  # noqa: B004 - its own
+                raise ConfigError(f"device: {what} is an async function, and nobody would await it; give one of def")
+        valid.flag("device", "insecure", insecure)
         paths = {"keys": keys, "state": state, "bundle": bundle}
         at = {name: valid.path("device", name, one) for name, one in paths.items() if one is not None}
         folder = at.get("keys", KEYS if (KEYS / "fleet.json").is_file() else None)
@@ -195,7 +202,7 @@ class Device:
             personal model could not be made. None where :meth:`stop` ended it before.
 
         Raises:
-            ConfigError: The fleet's keys are others, or ``require`` refused the run.
+            ConfigError: The fleet's keys are others. What ``require`` raises comes as it is.
             DataError: The samples cannot be read. What a function that gives them raises comes as it is, where it is
                 asked before the agent begins; in a round it costs the round alone.
             StateError: The state folder is damaged, of another run, or in use by another agent.
@@ -211,6 +218,8 @@ class Device:
         self._task = asyncio.create_task(keep_running(self.config, self._report, worker, over_mqtt, self._learner))
         try:
             return await self._task
+        except _RefusedError as error:
+            raise error.own from error.own.__cause__
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if self._stopped and (task is None or not task.cancelling()):
@@ -246,11 +255,24 @@ class Device:
 
     def _learner(self, config: DeviceConfig, store: DeviceStore, run: Run) -> Learner:
         if self._require is not None:
-            self._require(run)
+            try:
+                self._require(run)
+            except TalariaError:
+                raise
+            except Exception as error:
+                raise _RefusedError(error) from error
         return Learner(config, store, run, self._keep)
 
     def _keep(self, model: Model) -> None:
         self._model = model
+
+
+class _RefusedError(TalariaError):
+    """What an app's own ``require`` raised: it is no failure after which an agent begins again."""
+
+    def __init__(self, own: Exception) -> None:
+        super().__init__(said(own))
+        self.own = own
 
 
 def take_part(joining: Joining) -> Model:
@@ -349,6 +371,14 @@ def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
         valid.whole("device", "max_model", settings["max_model"], 1)
     if "stay" in settings:
         valid.flag("device", "stay", settings["stay"])
+    if not isinstance(settings.get("username"), str | None):
+        raise ConfigError(f"device: username={shown(settings['username'])} must be text, or left out")
+    try:
+        json.dumps(dict(settings.get("profile", {})), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise ConfigError(
+            f"device: profile={shown(settings['profile'])} must be a table of what JSON has: texts, numbers, lists"
+        ) from None
     given = [name for name in ("password_file", "kit") if settings.get(name) is not None]
     return {**settings, **{name: valid.path("device", name, settings[name]) for name in given}}
 

@@ -86,6 +86,11 @@ def test_a_device_that_is_stopped_goes_on_where_it_was(fleet, a_run):
             if event["event"] == "received":
                 first.stop()
 
+        def not_now(run):
+            raise OSError(f"{run.algorithm}: not now")
+
+        with pytest.raises(OSError, match="fedper: not now"):  # an app's own: it was taken for a failure of the hour
+            await device(one, url, "anna", one.folder / "anna.npz", require=not_now).run()
         first = device(one, url, "anna", one.folder / "anna.npz", report=stop_after_a_round)
         assert await first.run() is None
         first.stop()  # again, where nothing runs: nothing happens
@@ -253,6 +258,10 @@ async def in_a_loop(call):
     return call()
 
 
+async def never_awaited(*_):
+    pass
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -273,6 +282,13 @@ async def in_a_loop(call):
         ({"colour": "red"}, "colour='red' is unknown; choose of engine, guard_every_s"),
         ({"retry_s": "soon"}, "retry_s='soon'"),
         ({"stay": "yes"}, "stay='yes'"),
+        ({"insecure": "no"}, "insecure='no' must be true or false"),
+        ({"report": 3}, "report=3 must be a function"),
+        ({"require": never_awaited}, "require is an async function, and nobody would await it"),
+        ({"data": never_awaited}, "data is an async function"),
+        ({"profile": None}, "profile=None must be a table of what JSON has"),
+        ({"profile": {"room": {1, 2}}}, "must be a table of what JSON has"),
+        ({"username": 3}, "username=3 must be text"),
     ],
 )
 def test_what_a_device_cannot_take_is_said(change, said):
