@@ -43,6 +43,11 @@ class DeviceData:
     aside: tuple[str, ...] = ()
     """The files from which :func:`checked` set samples aside."""
 
+    def __post_init__(self) -> None:
+        for name, part in (("train", self.train), ("val", self.val), ("test", self.test)):
+            if not isinstance(part, Samples) and not (part is None and name == "test"):
+                raise DataError(f"data: {name} is a {type(part).__name__}; give Samples, as of Samples.of(x, y)")
+
 
 @runtime_checkable
 class DataSource(Protocol):
@@ -249,7 +254,7 @@ def _is_part(given: Any) -> bool:
 def _samples(x: Any, y: Any) -> Samples:
     """Samples of arrays; uint8 are pixels, as in a file and in a simulation of these arrays, and targets that are no
     whole numbers are a regression's."""
-    targets = np.asarray(y.detach().cpu() if hasattr(y, "detach") else y)
+    targets = inputs.array_of(y, "y")
     numbers = targets.dtype.kind == "f" and bool((targets != np.rint(targets)).any())
     values = x if isinstance(x, Mapping) else recorded.scaled(inputs.array_of(x, "x"))
     return Samples.of(values, y, task="regression" if numbers else tasks.CLASSIFICATION)

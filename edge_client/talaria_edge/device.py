@@ -32,7 +32,7 @@ from talaria_edge.data import Data, DataSource, DeviceData, NamedSource, checked
 from talaria_edge.home_assistant import HomeAssistant
 from talaria_edge.identity.connection import over_mqtt, require_safe
 from talaria_edge.recording.folder import FolderSource
-from talaria_edge.recording.labels import Label
+from talaria_edge.recording.labels import Said
 from talaria_edge.storage.state import DeviceStore
 from talaria_edge.training_policy import Rules
 
@@ -172,7 +172,7 @@ class Device:
             raise ModelError("device: there is no personal model yet; let run() come to the end of the fleet's run")
         return self._model
 
-    def record(self, x: Any, y: Label | None = None) -> str:
+    def record(self, x: Any, y: Said | None = None) -> str:
         """Keep one window ``x``, in the shape that the fleet's model takes, to learn from once its label is known; its
         name for :meth:`label`. On flash when this returns; any thread may call it, also while :meth:`run` runs.
 
@@ -181,7 +181,7 @@ class Device:
         """
         return self._folder().record(x, y)
 
-    def label(self, id: str, y: Label) -> None:
+    def label(self, id: str, y: Said) -> None:
         """Say what the window ``id`` was: a class's number or name, or the number to learn. Labels may come days later,
         and again: the last word counts. On flash when this returns; raises as :meth:`record`."""
         self._folder().label(id, y)

@@ -343,6 +343,14 @@ def test_samples_are_taken_in_every_form():
             sizes(wrong)
 
 
+def test_what_is_no_device_data_is_said():
+    x, y = np.zeros((40, 4)), np.arange(40) % 2
+    with pytest.raises(DataError, match=r"data: train is a tuple; give Samples, as of Samples.of\(x, y\)"):
+        talaria_edge.DeviceData((x, y), (x, y))
+    with pytest.raises(DataError, match="y: is no array"):
+        talaria_edge.Device("mqtt://127.0.0.1", fleet="watch", data=[[x, y], [x, y]])
+
+
 def test_a_device_joins_with_keys_and_is_named_by_them(keyed, monkeypatch):
     one = keyed(rounds=1, members=("anna",))
     monkeypatch.chdir(one.folder)

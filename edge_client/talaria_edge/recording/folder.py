@@ -24,7 +24,7 @@ from talaria.tensors import Array
 from talaria.types import Samples
 from talaria_edge.data import LIMIT, DeviceData
 from talaria_edge.recording import drift
-from talaria_edge.recording.labels import Label, LabelQueue
+from talaria_edge.recording.labels import Label, LabelQueue, Said
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class FolderSource:
         told = self._drift(windows, given, remember)
         return DeviceData(train, val, test if len(test) else None, told, rest, files)
 
-    def record(self, x: Any, y: Label | None = None) -> str:
+    def record(self, x: Any, y: Said | None = None) -> str:
         """Keep one window ``x`` (the model's input shape, or a dict of its named inputs), with its label where it is
         known; its name for :meth:`label`. It is on flash, whole, when this returns.
 
@@ -161,26 +161,25 @@ class FolderSource:
             raise DataError(f"record: {self.path} cannot be written to ({error.strerror}); {mend}") from None
         return name
 
-    def label(self, id: str, y: Label) -> None:
+    def label(self, id: str, y: Said) -> None:
         """Say what the window ``id`` was: a file's name without ``.npz``, of a file with several windows ``name/ROW``
         (or the name alone, for all of its windows). It may be said again; the last word counts."""
-        if isinstance(y, str) and y not in self.labels:
-            raise ConfigError(f"label: y={shown(y)} is none of [device] labels; use one of {list(self.labels)[:20]}")
-        if isinstance(y, np.generic | np.ndarray):
-            y = y.tolist()
-        if len(self.labels) > 1 and isinstance(y, int | float) and y not in range(-1, len(self.labels)):
+        said: Label = y.tolist() if isinstance(y, np.generic | np.ndarray) else y
+        if isinstance(said, str) and said not in self.labels:
+            raise ConfigError(f"label: y={shown(said)} is none of [device] labels; use one of {list(self.labels)[:20]}")
+        if len(self.labels) > 1 and isinstance(said, int | float) and said not in range(-1, len(self.labels)):
             # Of two names or more, one number is a class: numbers to learn come as a list, one for each name.
             raise ConfigError(
-                f"label: y={shown(y)} is no class of the {len(self.labels)} in [device] labels; use "
+                f"label: y={shown(said)} is no class of the {len(self.labels)} in [device] labels; use "
                 f"0..{len(self.labels) - 1}, a name, or -1 to take back; name a new class there, in the fleet's order"
             )
-        if len(self.labels) > 1 and isinstance(y, float):
-            y = int(y)  # -1.0 of an array is -1
+        if len(self.labels) > 1 and isinstance(said, float):
+            said = int(said)  # -1.0 of an array is -1
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"label: {self.path} cannot be made ({error.strerror}); mend its rights") from None
-        self.queue.add(id, y)
+        self.queue.add(id, said)
 
     def holds(self, id: str) -> bool:
         """Whether the window that ``id`` names, as in :meth:`label`, is here and whole."""

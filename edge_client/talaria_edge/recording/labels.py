@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from talaria import durable
 from talaria.errors import ConfigError, DataError
 from talaria.foreign import shown
+from talaria.tensors import Array
 
 FILE = "labels.jsonl"
 LARGEST = 16 << 20
@@ -21,6 +24,8 @@ LINE = 64 << 10
 
 Label = int | float | str | list[Any]
 """A class by its number or name, a number, or a list of numbers (several labels, a class for each step)."""
+Said = Label | np.generic | Array
+"""A label as a program says it: also one of numpy's numbers, or an array of them."""
 
 
 @dataclass(frozen=True)
