@@ -28,7 +28,7 @@ from talaria_edge.agent.supervisor import keep_running
 from talaria_edge.agent.training import Learner
 from talaria_edge.agent.worker import learning_thread
 from talaria_edge.config import DeviceConfig
-from talaria_edge.data import Data, DataSource, DeviceData, NamedSource, checked, source_of
+from talaria_edge.data import Data, DataSource, DeviceData, NamedSource, NpzSource, checked, source_of
 from talaria_edge.home_assistant import HomeAssistant
 from talaria_edge.identity.connection import over_mqtt, require_safe
 from talaria_edge.recording.folder import FolderSource
@@ -49,7 +49,8 @@ class Device:
     """One device in a fleet, inside a program of yours: what ``talaria edge run device.toml`` is from a shell.
 
     What is private stays in ``state``. The program may be killed at any time: a new Device on the same folder goes on
-    where it was, and no round counts twice. Training runs in one thread of its own, so the event loop stays free.
+    where it was, and no round counts twice. Training runs in one thread of its own, so the event loop stays free. Paths
+    are of the folder that is current when the Device is made, also where the program goes to another one later.
 
     Args:
         broker: URL of the fleet's broker, as the coordinator prints it: ``mqtt://host:1883``, ``mqtts://``, ``ws://``,
@@ -71,7 +72,8 @@ class Device:
         plan: What fits this device: a :class:`talaria.Plan`, or the file of ``talaria plan --json``. None: the whole
             model.
         bundle: Where the personal model goes as a file for :class:`talaria_export.Predictor`. None: nowhere.
-        labels: What the classes are called, in the fleet's order.
+        labels: What the classes are called, in the fleet's order; also for a :class:`FolderSource` or
+            :class:`NpzSource` that names none itself.
         variants: Forms that the bundle may choose from; empty for all.
         allow: Packages beside Talaria whose algorithms and models the fleet's run may name.
         guard: When this device may train; None: always.
@@ -93,8 +95,8 @@ class Device:
         >>> def load():
         ...     return numpy.zeros((40, 6, 100), "float32"), numpy.arange(40) % 7
         >>> device = talaria_edge.Device("mqtt://127.0.0.1:1883", fleet="watch", data=load, id="s01-left")
-        >>> device.config.state.as_posix(), device.config.identity
-        ('state/s01-left', None)
+        >>> device.config.state.parts[-2:], device.config.identity
+        (('state', 's01-left'), None)
 
         In an async function, ``async with device: await device.run()`` then takes part until the run is over.
     """
@@ -135,15 +137,15 @@ class Device:
                 raise ConfigError(f"device: {what} is an async function, and nobody would await it; give one of def")
         valid.flag("device", "insecure", insecure)
         paths = {"keys": keys, "state": state, "bundle": bundle}
-        at = {name: valid.path("device", name, one) for name, one in paths.items() if one is not None}
-        folder = at.get("keys", KEYS if (KEYS / "fleet.json").is_file() else None)
+        at = {name: valid.path("device", name, one).absolute() for name, one in paths.items() if one is not None}
+        folder = at.get("keys", KEYS.absolute() if (KEYS / "fleet.json").is_file() else None)
         if id is None:
             id = "device" if folder is None else Credentials.load(folder).device
         self.config = DeviceConfig(
             device=id,
             fleet=fleet,
             broker=broker,
-            state=at.get("state", Path("state", id)),
+            state=at.get("state", Path("state", id).absolute()),
             source=_source(data, id, tuple(labels), tuple(allow)),
             plan=plan
             if plan is None or isinstance(plan, Plan)
@@ -343,8 +345,10 @@ def _require_model(joining: Joining, run: Run) -> None:
 
 def _source(data: Data, id: str, labels: tuple[str, ...], allow: tuple[str, ...]) -> DataSource:
     if isinstance(data, str) and data.startswith("folder:") and len(data) > len("folder:"):
-        return FolderSource(Path(data.removeprefix("folder:")), labels)
+        data = FolderSource(Path(data.removeprefix("folder:")))
     found = source_of(data, id, labels)
+    if isinstance(found, FolderSource | NpzSource) and type(found) in (FolderSource, NpzSource):  # not an app's own
+        return replace(found, path=found.path.absolute(), labels=found.labels or labels)
     return replace(found, allow=allow) if isinstance(found, NamedSource) else found
 
 
@@ -380,7 +384,7 @@ def _fitting(settings: Mapping[str, Any]) -> dict[str, Any]:
             f"device: profile={shown(settings['profile'])} must be a table of what JSON has: texts, numbers, lists"
         ) from None
     given = [name for name in ("password_file", "kit") if settings.get(name) is not None]
-    return {**settings, **{name: valid.path("device", name, settings[name]) for name in given}}
+    return {**settings, **{name: valid.path("device", name, settings[name]).absolute() for name in given}}
 
 
 def _choice(known: set[str] | frozenset[str] = frozenset()) -> str:

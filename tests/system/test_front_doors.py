@@ -351,6 +351,26 @@ def test_what_is_no_device_data_is_said():
         talaria_edge.Device("mqtt://127.0.0.1", fleet="watch", data=[[x, y], [x, y]])
 
 
+def test_a_device_stays_in_its_folders_when_its_program_goes_to_another(tmp_path, monkeypatch):
+    """As one that becomes a service does: what was relative was looked for there, and the private state begun anew."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir(), there.mkdir()
+    monkeypatch.chdir(here)
+    source = talaria_edge.FolderSource("windows", most=500)
+    one = talaria_edge.Device(
+        "mqtt://127.0.0.1:9", fleet="watch", data=source, labels=["rest", "walk"], bundle="me.talaria", kit="a.kit",
+        engine="onnx", report=lambda event: one.stop(),
+    )  # fmt: skip
+    monkeypatch.chdir(there)
+    for label in ("rest", np.str_("walk"), np.int64(1)):
+        one.record(np.zeros((6, 32), np.float32), label)
+    assert asyncio.run(asyncio.wait_for(one.run(), 60)) is None
+    assert (here / "state" / "device" / "lock").is_file()
+    assert sorted(one.config.source.load().train.y.tolist() + one.config.source.load().val.y.tolist()) == [0, 1, 1]
+    assert (one.config.bundle, one.config.kit) == (here / "me.talaria", here / "a.kit")
+    assert not list(there.iterdir())
+
+
 def test_a_device_joins_with_keys_and_is_named_by_them(keyed, monkeypatch):
     one = keyed(rounds=1, members=("anna",))
     monkeypatch.chdir(one.folder)
@@ -361,7 +381,7 @@ def test_a_device_joins_with_keys_and_is_named_by_them(keyed, monkeypatch):
     async def story():
         serving = asyncio.ensure_future(one.serve())
         async with talaria_edge.Device(one.url, fleet="watch", data=data_of(0), retry_s=0.2) as device:
-            assert (device.config.device, device.config.state) == ("anna", Path("state/anna"))
+            assert (device.config.device, device.config.state) == ("anna", one.folder / "state" / "anna")
             found = await device.run()
         await serving
         return found
