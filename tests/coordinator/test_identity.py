@@ -315,7 +315,9 @@ def test_a_folder_of_other_things_is_not_shut_by_joining_there(fleet, tmp_path):
     assert (home / "identity").stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("text", ["", "watch.anna", "watch.anna." + "a" * 51, "watch.anna." + "!" * 52, "x" * 10_000])
+@pytest.mark.parametrize(
+    "text", ["", None, "watch.anna", "watch.anna." + "a" * 51, "watch.anna." + "!" * 52, "x" * 10_000]
+)
 def test_what_is_no_code(text):
     with pytest.raises(ConfigError, match="no enrolment code") as caught:
         Code.parse(text)

@@ -127,6 +127,8 @@ def test_variant_threads_and_provider_can_be_chosen(bundle, imu):
         ({"threads": "2"}, "threads='2' must be a whole number"),
         ({"providers": ["Warp"]}, "CPUExecutionProvider"),
         ({"providers": "Warp"}, r"providers=\['Warp'\]"),
+        ({"providers": None}, "providers=None must be names of ONNX Runtime's"),
+        ({"limits": 3}, "limits=3 must be Limits"),
     ],
 )
 def test_options_that_cannot_be_served_are_named(bundle, options, word):

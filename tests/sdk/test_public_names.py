@@ -2,9 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 import talaria
@@ -37,6 +40,22 @@ def test_dir_shows_the_public_names_alone(package: ModuleType) -> None:
 def test_an_unknown_name_is_refused(package: ModuleType) -> None:
     with pytest.raises(AttributeError, match="nosuchname"):
         _ = package.nosuchname
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: talaria.Samples.of(x, [0, 1]),
+        lambda x: talaria.Update({"weight": x}, 1.0),
+        lambda x: talaria_export.Prediction(x, ("rest", "walk"), "0"),
+    ],
+)
+def test_what_holds_arrays_is_equal_to_itself_alone(make: Callable[[Any], Any]) -> None:
+    """numpy has no one answer of whether two arrays are equal."""
+    one, other = make(np.zeros((2, 2), np.float32)), make(np.zeros((2, 2), np.float32))
+    assert one == one  # noqa: PLR0124 - also where numpy is asked
+    assert one != other
+    assert {one: 1}[one] == 1
 
 
 def test_importing_loads_no_torch() -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from talaria import durable, valid
 from talaria.errors import BundleError, ConfigError, so_that_it_can_be_written
+from talaria.foreign import shown
 from talaria.npz import UNREADABLE
 from talaria.tensors import Array
 from talaria_export.bundle.archive import Limits, pack, unpack
@@ -167,6 +168,8 @@ def open_bundle(path: str | os.PathLike[str], limits: Limits = Limits(), *, trus
     for damage, not for its origin. Raises :class:`~talaria.errors.BundleError` on whatever is not a sound bundle.
     """
     valid.path("bundle", "path", path)
+    if not isinstance(limits, Limits):
+        raise ConfigError(f"bundle: limits={shown(limits)} must be Limits, such as Limits(file=1 << 20), or left out")
     name = os.fspath(path)
     try:
         with open(name, "rb") as file:

@@ -17,6 +17,7 @@ import numpy as np
 
 from talaria import inputs
 from talaria.errors import BundleError, ConfigError, DataError, StateError
+from talaria.foreign import shown
 from talaria.tensors import Array
 from talaria_export.bundle.archive import Limits
 from talaria_export.bundle.bundle import Bundle, open_bundle
@@ -29,7 +30,7 @@ _ANSWERS = {"regression": "values", "multilabel": "said", "per_step": "steps"}
 """What a Prediction has of each task beside classification."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Prediction:
     """The answer for a batch of N inputs; everything in it comes from one bundle."""
 
@@ -134,8 +135,10 @@ class Predictor:
         trust: str | bytes | None = None,
         limits: Limits = Limits(),
     ) -> None:
-        chosen = (providers,) if isinstance(providers, str) else tuple(providers)
-        self._options: dict[str, Any] = {"threads": threads, "providers": chosen}
+        chosen = (providers,) if isinstance(providers, str) else providers
+        if not isinstance(chosen, Sequence) or not all(isinstance(name, str) for name in chosen):
+            raise ConfigError(f"providers={shown(providers)} must be names of ONNX Runtime's, such as [{CPU!r}]")
+        self._options: dict[str, Any] = {"threads": threads, "providers": tuple(chosen)}
         self._variant = variant
         self._trust = trust
         self._limits = limits

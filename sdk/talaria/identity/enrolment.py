@@ -54,7 +54,7 @@ class Code:
     @classmethod
     def parse(cls, text: str) -> Code:
         """The code that :meth:`text` wrote. Raises :class:`ConfigError`, which does not repeat it."""
-        match = _CODE.fullmatch(text.strip().lower())
+        match = _CODE.fullmatch(text.strip().lower()) if isinstance(text, str) else None
         try:
             raw = base64.b32decode(match[3].upper() + "====") if match else b""
         except binascii.Error:

@@ -63,7 +63,8 @@ class Plan:
         if self.model is not None and not isinstance(self.model, Mapping):
             raise ConfigError(f"plan: model={shown(self.model)} must be what ModelSpec.to_json() gives")
         valid.among("plan", "precision", self.precision, ("fp32", "fp16"))
-        if not self.trained or not all(isinstance(part, str) and part in WHOLE for part in self.trained):
+        parts = self.trained if isinstance(self.trained, tuple | list) else ()
+        if not parts or not all(isinstance(part, str) and part in WHOLE for part in parts):
             raise ConfigError(f"plan: trained={shown(self.trained)} must name parts among body, adapters and head")
         if self.accuracy_drop is not None:
             rule = "in [0, 1), such as 0.01 for one point"

@@ -236,6 +236,7 @@ def test_what_was_not_measured_is_asked_for(profile: Profile) -> None:
         {"widths": []},
         {"trained": []},
         {"trained": ["legs"]},
+        {"trained": 3},
         {"precision": "int8"},
         {"batch": True},
         {"batch": 0},
@@ -247,6 +248,9 @@ def test_what_was_not_measured_is_asked_for(profile: Profile) -> None:
 def test_a_plan_from_outside_is_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="plan"):
         Plan.from_json({**Plan().to_json(), **wrong})
+    if "speed" not in wrong:  # Python's own word for it
+        with pytest.raises(ConfigError, match="plan"):
+            Plan(**wrong)  # type: ignore[arg-type]
 
 
 def test_every_zoo_model_can_be_planned(profile: Profile) -> None:
