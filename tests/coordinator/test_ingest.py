@@ -19,12 +19,14 @@ from talaria.protocol import events as e
 from talaria.wire.chunks import describe
 from talaria_coordinator.config.fleet import FleetConfig
 from talaria_coordinator.config.store import StoreConfig
+from talaria_coordinator.fleet.aggregation import Learning
 from talaria_coordinator.fleet.hands import Hands
 from talaria_coordinator.fleet.ingest import words as w
 from talaria_coordinator.fleet.ingest.pool import Colleague, Seat
 from talaria_coordinator.fleet.ingest.worker import Worker as RealWorker
 from talaria_coordinator.fleet.uploads import Uploads
 from talaria_coordinator.server.ingest import PROGRAM, Post, _begun
+from talaria_coordinator.storage.blobs import FolderBlobs
 
 CUT = describe(bytes(300_000))
 KEY = ("anna", "0123456789abcdef")
@@ -242,6 +244,17 @@ def test_a_fold_that_a_worker_does_not_finish_is_left_to_the_coordinator():
             assert await fold == expected
 
     run(story)
+
+
+def test_blobs_that_a_worker_cannot_read_are_told_in_words_and_with_no_trace(tmp_path, caplog):
+    run = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="fedavg")
+    said = []
+    one = RealWorker("watch", 0, Uploads(tmp_path, 1), Learning(run, FolderBlobs(tmp_path / "none")), said.append, None)
+    asyncio.run(one._fold(w.Fold("aa" * 32, "bb" * 32, 3, ())))
+    assert said == [w.Sum("", "")]
+    (told,) = caplog.records
+    assert told.exc_info is None
+    assert "cannot be read from" in told.getMessage()
 
 
 @pytest.mark.parametrize("patience", ["BEGIN_S", "STILL_S"])

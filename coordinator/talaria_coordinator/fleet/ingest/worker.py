@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, get_args
 
 from talaria import time
-from talaria.errors import StateError, WireError
+from talaria.errors import StateError, TalariaError, WireError
 from talaria.protocol.actions import Counted, SendChunks
 from talaria.protocol.coordinator.state import credit_of
 from talaria.protocol.line import Line, send
@@ -166,8 +166,9 @@ class Worker:
         beginning = _Beginning(order.model, order.server, order.round)
         try:
             made = await asyncio.to_thread(self._learning.fold, beginning, counted)
-        except Exception:  # the coordinator folds it again, and finds out the same
-            logger.exception("a fold is left to the coordinator")
+        except Exception as error:  # the coordinator folds it again, and finds out the same
+            trace = None if isinstance(error, TalariaError) else error
+            logger.error("a fold is left to the coordinator: %s", error, exc_info=trace)
             self._say(Sum("", ""))
         else:
             self._say(Sum("", "") if made.left else Sum(made.model_digest, made.server))
