@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from talaria.errors import ConfigError, some_of
-from talaria.foreign import shown
+from talaria.foreign import printed, shown
 
 BELOW_ONE = 1 - 2**-53
 """The largest float64 below 1."""
@@ -97,7 +97,7 @@ def only(what: str, given: Mapping[Any, Any], known: Collection[str]) -> None:
     for name, value in given.items():
         if name not in known:
             mend = nearest(str(name), known).strip(" ()") or f"known are {', '.join(sorted(known))}"
-            raise ConfigError(f"{what}: {str(name)[:80]}={shown(value)} is unknown; {mend}")
+            raise ConfigError(f"{what}: {printed(str(name)[:80])}={shown(value)} is unknown; {mend}")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -1,11 +1,14 @@
 """What strangers say: bounded in depth without a stack of its own, and quoted without being walked."""
 
+import json
 import sys
 
 import pytest
 
-from talaria.errors import TooLarge, WireError
+from talaria.cli.main import main
+from talaria.errors import ConfigError, TooLarge, WireError
 from talaria.foreign import DEPTH, parsed, reading, shallow, shown
+from talaria.types import Recipe
 
 
 def nested(depth, inner=0):
@@ -53,3 +56,18 @@ def test_whatever_goes_wrong_while_reading_is_a_refusal(error):
         raise error
     with pytest.raises(TooLarge, match="as it was"), reading("frame"):
         raise TooLarge("as it was")
+
+
+def test_a_field_of_somebody_else_is_told_as_text(tmp_path, monkeypatch, capsys):
+    odd = "lr\x1b[2J\rall is well"
+    with pytest.raises(ConfigError, match="is unknown") as refused:
+        Recipe.from_json({odd: 0.1})
+    assert str(refused.value).isprintable()
+    rest = '[fleet]\nname = "watch"\nbroker = "mqtt://127.0.0.1:9"\n[data]\nsource = "npz"\npath = "data.npz"\n'
+    (tmp_path / "device.toml").write_text(f'[device]\nid = "anna"\n{json.dumps(odd)} = 3\n{rest}')
+    monkeypatch.setattr(sys, "argv", ["talaria", "edge", "run", str(tmp_path / "device.toml")])
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert "is unknown" in said
+    assert all(line.isprintable() for line in said.split("\n"))

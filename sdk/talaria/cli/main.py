@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from talaria import plugins
 from talaria.errors import ConfigError, TalariaError
+from talaria.foreign import printed
 
 if TYPE_CHECKING:
     import typer
@@ -160,5 +161,6 @@ def _straight(words: Sequence[str]) -> bool:
 def _fail(message: str) -> None:
     from rich.console import Console
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"talaria: {message}", markup=False, emoji=False)
+    said = "\n".join(map(printed, message.split("\n")))  # it may quote a file that somebody else made
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"talaria: {said}", markup=False, emoji=False)
     sys.exit(1)
