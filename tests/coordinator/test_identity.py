@@ -487,8 +487,12 @@ def test_strangers_cannot_be_revoked(fleet):
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", "[]", '{"fleet": 1}', '{"fleet": "watch", "members": {"anna": {"key": "00"}}}']
-)
+    "damage",
+    [
+        "{", "[]", '{"fleet": 1}', '{"fleet": "watch", "members": {"anna": {"key": "00"}}}',
+        '{"fleet": "watch", "broker": "", "hosts": [], "members": {}, "codes": {}, "taken": [1e999]}',
+    ],
+)  # fmt: skip
 def test_a_damaged_list_is_told(fleet, damage):
     (fleet / "members.json").write_text(damage)
     with pytest.raises(ConfigError, match=r"members\.json"):

@@ -98,7 +98,7 @@ class Membership:
             codes = {name: (_key(c["public"]), float(c["end"])) for name, c in facts["codes"].items()}
             taken = tuple(int(serial) for serial in facts["taken"])
             return cls(str(facts["fleet"]), str(facts["broker"]), tuple(facts["hosts"]), members, codes, taken)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise ConfigError(f"identity: {path} is damaged ({type(error).__name__}: {error}); {mend}") from None
 
 
