@@ -2,6 +2,7 @@ import pytest
 
 from talaria.errors import ConfigError
 from talaria.planning.budget import AccuracyCheck, Budget
+from talaria.planning.cost import predicted
 
 
 def test_units_stand_in_the_names() -> None:
@@ -30,6 +31,17 @@ def test_units_stand_in_the_names() -> None:
 def test_what_no_device_could_mean_is_refused_with_the_field(texts: list[str], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         Budget.parse(texts)
+
+
+def test_a_limit_is_kept_by_what_is_just_as_much_and_broken_by_more() -> None:
+    budget = Budget(upload_mb=0.3, latency_ratio=0.5)
+    assert budget.broken({"upload_mb": 0.1 + 0.2, "bundle_mb": 9.0}) == {}
+    assert budget.broken({"upload_mb": 0.301, "latency_ratio": 0.5}) == {"upload_mb": 0.301}
+
+
+def test_a_plan_tells_latencies_without_what_is_kept_in_hand() -> None:
+    found = {"latency_ms": 11.0, "latency_ratio": 0.55, "upload_mb": 1.23456}
+    assert predicted(found, 0.1) == {"latency_ms": 10.0, "latency_ratio": 0.5, "upload_mb": 1.235}
 
 
 def test_a_truth_value_is_not_a_limit() -> None:

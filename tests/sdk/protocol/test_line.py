@@ -22,18 +22,20 @@ CHUNKS = SendChunks("watch", "dev-1", transfer_of(CUT.sha256), 7, 0, CUT, (0, 1,
 
 
 class Link:
-    """A link that sends one message each time it is let, and says nothing of what is on its way."""
+    """A link that sends one message each time it is let; of ``names`` of those that were sent, ``away`` are still on
+    their way."""
 
     def __init__(self):
-        self.sent, self.may = [], asyncio.Semaphore(0)
+        self.sent, self.names, self.away, self.may = [], [], set(), asyncio.Semaphore(0)
 
     async def publish(self, topic, payload, *, retain=False, name=""):
         await self.may.acquire()
         self.sent.append((topic, payload))
+        self.names.append(name)
         return True
 
     def flying(self, name):
-        return False
+        return name in self.away
 
     def let(self, messages=1000):
         for _ in range(messages):
@@ -65,6 +67,24 @@ def test_a_chunk_that_stands_in_line_is_not_put_there_again():
         assert driver.say(CHUNKS) == CHUNKS  # it was sent, and may be lost
         await driver.said(link, 60.0)
         assert link.places() == [0, 1, 2, 3, 0, 1, 2]
+        sending.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_chunk_that_is_on_its_way_is_not_sent_again():
+    """As over a thin link, whose device asks again before the first has come."""
+
+    async def story():
+        link, driver = Link(), Driver(lambda cut: DATA, inbox=4)
+        sending = asyncio.ensure_future(driver._send(link))
+        link.let()
+        driver.say(CHUNKS)
+        await driver.said(link, 60.0)
+        link.away = {link.names[1]}
+        driver.say(CHUNKS)
+        await driver.said(link, 60.0)
+        assert link.places() == [0, 1, 2, 0, 2]
         sending.cancel()
 
     asyncio.run(story())

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from talaria.wire.broker_url import Tls
-from talaria.wire.validity import DAY, Validity, validities, watch
+from talaria.wire.validity import DAY, Validity, troubles, validities, watch
 
 NOW = 1_800_000_000.0
 
@@ -35,6 +35,17 @@ def test_each_certificate_of_a_link_is_looked_at(paths):
     assert str(paths / "tls.crt") in own.what
     (paths / "ca.crt").write_text("no certificate")
     assert validities(Tls(paths / "ca.crt", paths / "none.crt")) == []
+
+
+@pytest.mark.parametrize("why", ["certificate has expired", "certificate is not yet valid"])
+def test_of_a_certificate_that_is_not_ours_the_clock_is_told_where_ours_are_good(paths, why):
+    tls, said = Tls(paths / "ca.crt", paths / "tls.crt"), f"certificate verify failed: {why} (_ssl.c:1006)"
+    (told,) = troubles(tls, said, NOW + DAY)
+    assert told.startswith("This machine's clock says 2027-01-16 08:00 UTC: where that is wrong, set it; else")
+    assert ["begins on 2027-01-15" in told for told in troubles(tls, said, NOW - DAY)] == [True, True], (
+        "ours come first"
+    )
+    assert troubles(tls, "certificate verify failed: self-signed certificate", NOW + DAY) == []
 
 
 def test_it_warns_from_thirty_days_before_the_end():
