@@ -11,7 +11,12 @@ from talaria.model.inside import base_of
 
 
 def by_place(layer: Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A call with all that ``layer`` needs by place: ``layer(input=x)`` is ``layer(x)``."""
+    """A call with all that ``layer`` needs by place, ``layer(input=x)`` is ``layer(x)``, and what it may have by name.
+
+    >>> from torch.nn import MultiheadAttention
+    >>> by_place(MultiheadAttention(4, 1), (1, 2), {"need_weights": False, "value": 3})
+    ((1, 2, 3), {'need_weights': False})
+    """
     if not named:
         return given, named
     known = inspect.signature(base_of(layer).forward).parameters.values()

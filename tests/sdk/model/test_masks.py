@@ -104,6 +104,8 @@ def test_the_full_mask_changes_nothing(mask):
     assert tensors.equal(masks.gather(dense, full), dense)
     assert tensors.equal(masks.apply_dense(dense, full), dense)
     assert mask.within(full)
+    assert masks.key_of(full) == masks.key_of(None) == "", "who keeps all is of one class with who has no mask"
+    assert (masks.key_of(mask) == "") == (mask == full)
 
 
 @pytest.mark.parametrize(
