@@ -21,6 +21,7 @@ from talaria_export import Limits, Predictor, make_bundle, open_bundle
 from talaria_export.bundle.archive import pack, unpack
 from talaria_export.bundle.bundle import read_array, read_bundle
 from talaria_export.bundle.onnx_validator import inspect_onnx
+from talaria_export.runtime.session import Session
 from talaria_export.runtime.verify import verify_bundle
 
 KEY = bytes(range(32))
@@ -500,6 +501,36 @@ def test_models_that_reach_outside_or_lie_about_their_size_are_refused(make):
     inspect_onnx("m.onnx", network().SerializeToString())
     with pytest.raises(BundleError, match=r"m\.onnx"):
         inspect_onnx("m.onnx", make().SerializeToString())
+
+
+def test_a_pool_that_keeps_channels_last_is_measured_as_onnx_runtime_runs_it():
+    """As it rewrites a U-Net in 8 bits, whose smaller map then stands beside one of other channels."""
+    node, whole = onnx.helper.make_node, onnx.numpy_helper.from_array
+    layer = {"kernel_shape": [2, 2], "strides": [2, 2], "domain": "com.microsoft"}
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(
+            [
+                node("QuantizeLinear", ["input", "scale", "zero"], ["map"]),
+                node("NhwcMaxPool", ["map"], ["pooled"], **layer),
+                node("Concat", ["pooled", "beside"], ["both"], axis=3),
+                node("DequantizeLinear", ["both", "scale", "zero"], ["logits"]),
+            ],
+            "g",
+            [onnx.helper.make_tensor_value_info("input", onnx.TensorProto.FLOAT, [1, 6, 10, 3])],
+            [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, None)],
+            [
+                whole(np.float32(0.1), "scale"),
+                whole(np.uint8(0), "zero"),
+                whole(np.zeros((1, 3, 5, 2), np.uint8), "beside"),
+            ],
+        ),
+        opset_imports=[onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)],
+        ir_version=10,
+    )
+    data = model.SerializeToString()
+    shape = (1, 6, 10, 3)
+    assert Session(data, optimize=False)(np.zeros(shape, np.float32)).shape == (1, 3, 5, 5)
+    inspect_onnx("m.onnx", data, shapes=(shape, shape))
 
 
 def test_names_that_are_no_text_are_refused():

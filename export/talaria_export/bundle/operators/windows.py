@@ -8,13 +8,18 @@ from collections.abc import Sequence
 from talaria_export.bundle.operators.rule import Found, Node, Rule, Rules, Shape, Value, group, ints, numbers_of, single
 
 
+def _keeps_last(node: Node) -> bool:
+    """Whether the operator keeps channels last: by its attribute, or by what it is, as NhwcMaxPool."""
+    return bool(node.attributes.get("channels_last")) or node.kind.startswith("Nhwc")
+
+
 def _last(node: Node, shape: Shape) -> Shape:
     """``shape`` with its channels second, where the operator keeps them last."""
-    return (shape[0], shape[-1], *shape[1:-1]) if node.attributes.get("channels_last") else shape
+    return (shape[0], shape[-1], *shape[1:-1]) if _keeps_last(node) else shape
 
 
 def _back(node: Node, shape: Shape) -> Shape:
-    return (shape[0], *shape[2:], shape[1]) if node.attributes.get("channels_last") else shape
+    return (shape[0], *shape[2:], shape[1]) if _keeps_last(node) else shape
 
 
 def _slid(node: Node, kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
