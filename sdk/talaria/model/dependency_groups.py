@@ -349,8 +349,12 @@ def draft(model: Module, coupling: Coupling, without: Iterable[str] = ()) -> Dra
     writers = {name for name, layer in model.named_modules() if isinstance(layer, kinds)}
     for signature, roots in sorted(families.items()):
         outs = [sides[n][0] for n, _ in signature if sides[n][1] != "in" and sides[n][0] in writers]
-        if not outs or len(roots) < 2:
-            continue  # the model's input, or a single channel that must stay
+        if not outs or len(roots) < 2:  # the model's input, or a single channel that must stay
+            if outs:
+                narrow = staying[roots[0]] = min(outs, key=lambda layer: coupling.sides.get((layer, "out"), 0))
+                if roots[0] not in pinned and Counter(side for side, _ in members[roots[0]])[narrow, "out"] > 1:
+                    refused.setdefault(narrow, "has channels that could only go all at once, for what reads them")
+            continue
         name = _fresh(outs[0], groups)
         reasons = {pinned[r] for r in roots if r in pinned}
         if reasons or name in without:

@@ -158,19 +158,22 @@ def _shaken(model: Module, example: Tensor) -> tuple[Module, Tensor]:
         # a blank example would hide every difference
         example = tokens.example(model, tuple(example.shape[1:]), len(example))
     for dtype in (torch.float64, torch.float32):
-        twin = clone(model).to(dtype).eval()
         batch = example.to(dtype) if example.is_floating_point() else example
-        _shake(twin, dtype)
         try:
-            twin(batch)
+            for near in (False, True):
+                twin = clone(model).to(dtype).eval()
+                _shake(twin, dtype, near)
+                if bool(_flat(twin(batch)).isfinite().all()):
+                    break
         except TRACE_ERRORS:
             continue
         break
     return twin, batch
 
 
-def _shake(model: Module, dtype: torch.dtype) -> None:
-    """Random weights and statistics, so that no zero initialisation hides a difference.
+def _shake(model: Module, dtype: torch.dtype, near: bool) -> None:
+    """Random weights and statistics, so that no zero initialisation hides a difference; with ``near`` the sign and half
+    to one and a half of what is not 0, as in a filterbank of whose product a network takes the logarithm.
 
     The gain of 2 keeps the signal's size through ReLU and half of the channels gone, however deep the network is.
     """
@@ -184,4 +187,6 @@ def _shake(model: Module, dtype: torch.dtype) -> None:
             noise = 0.5 + torch.rand(tensor.shape, generator=generator)
         else:
             noise = 0.3 * torch.randn(tensor.shape, generator=generator)
+        if near:
+            noise = torch.where(tensor == 0, noise, tensor * (0.5 + torch.rand(tensor.shape, generator=generator)))
         tensor.copy_(noise.to(dtype))

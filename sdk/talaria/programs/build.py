@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 
+import numpy as np
 import torch
 from torch.nn import Module
 
@@ -26,7 +27,7 @@ from talaria.types import Recipe
 
 VECTORS = 4
 """Test vectors that are tried: where a value lies within a rounding of a kink (ReLU, a maximum), either side is right,
-and the next vector tells more."""
+and the next vector tells more. Where what is exact is no finite number, those above zero come next."""
 
 
 @torch.inference_mode(False)
@@ -116,7 +117,9 @@ def facts_of(
         expected={},
         made_with={name: version(name) for name in ("onnxruntime", "talaria", "torch")},
     )
-    for number in range(VECTORS):
+    first = 0
+    for tried in range(VECTORS):
+        number = first + tried
         feed = vector.inputs(graph, replace(facts, vector=number))
         exact, plain = (reckoned(feed, dtype) for dtype in (torch.float64, torch.float32))
         odd = exact.keys() ^ {port.name for port in graph.outputs}
@@ -127,6 +130,14 @@ def facts_of(
         facts = replace(facts, vector=number, parity=parity, expected=vector.projections(exact))
         if facts.exact:
             break
+        if not all(np.isfinite(value).all() for value in exact.values()):
+            first = vector.ABOVE_ZERO
+    if first and not facts.exact:
+        raise ModelError(
+            "program: with weights drawn at random, by which it is measured, the network gives no finite numbers, as a "
+            "logarithm or a root of them; keep what enters it above zero (softplus, clamp), or train this model with "
+            "torch"
+        )
     return facts
 
 

@@ -20,6 +20,9 @@ from talaria.tensors import Array
 
 BATCH = 5
 """Samples of the vector: odd, and more than one, so that BatchNorm takes its statistics."""
+ABOVE_ZERO = 4
+"""From this number on, a vector's tensors that do not learn are above zero, as those of whose product a network takes
+the logarithm are."""
 _NUMBERS = {"lr": 1.0, "pull": 0.25}
 """The learning rate of the vector is high, so that errors of gradients show in the weights."""
 
@@ -28,6 +31,10 @@ def inputs(graph: Graph, manifest: Manifest) -> dict[str, Array]:
     """An array for each input of a program, at the sizes of its manifest."""
     shapes = {port: tuple(map(manifest.size, port.shape)) for port in graph.inputs}
     drawn = {port.name: _drawn(port, shape, manifest.classes, manifest.vector) for port, shape in shapes.items()}
+    if manifest.vector >= ABOVE_ZERO:
+        made = {port.name for port in graph.outputs}
+        kept = [name for name in drawn if name.startswith("weight/") and not made & {f"next/{name}", _slope(name)}]
+        drawn |= {name: np.abs(drawn[name]) for name in kept}
     tokens = np.zeros(drawn["x"].shape, np.float32)  # how many entries the tables have of what is looked up there
     for lookup in sorted(Lookups(graph).all, key=lambda one: -one.entries):
         np.put(tokens, lookup.places(np.arange(tokens.size).reshape(tokens.shape)), lookup.entries)
@@ -51,6 +58,11 @@ def _drawn(port: Port, shape: tuple[int, ...], classes: int, vector: int) -> Arr
     else:
         value = (2 * even - 1) * math.sqrt(3 / (math.prod(shape[1:]) if kind in ("weight", "anchor") else 1))
     return value.astype(np.float32).reshape(shape)
+
+
+def _slope(weight: str) -> str:
+    """The output that holds the gradient of this input."""
+    return f"gradient/{weight.removeprefix('weight/')}"
 
 
 def _words(name: str, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:

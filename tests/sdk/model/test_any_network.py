@@ -183,3 +183,26 @@ def test_who_keeps_joined_channels_whole_is_named():
     assert re.search(unknown, said(nn.ConvTranspose1d(6, 8, 1)))
     whole = nn.Sequential(nn.Conv1d(6, 8, 1), nn.GroupNorm(1, 8))
     assert "one shares 'both' with channels of other.0, which stay" in said(whole)
+
+
+def test_who_keeps_channels_whole_that_only_go_all_at_once_is_named():
+    """Of attention pooling it was said that a layer before the input would help; of the second, nothing at all."""
+
+    class Weighed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.score = nn.GRU(6, 16, batch_first=True), nn.Linear(16, 1)
+            self.head = nn.Linear(16, 3)
+
+        def forward(self, x):
+            y = self.gru(x.transpose(1, 2))[0]
+            return self.head((self.score(y).softmax(1) * y).sum(1))
+
+    several = nn.Sequential(
+        nn.Conv1d(6, 8, 3), nn.Conv1d(8, 16, 3, groups=8), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(16, 3)
+    )
+    for net, said in (
+        (Weighed(), "gru shares 'gru' with channels of score, which stay"),
+        (several, "0 has channels that could only go all at once, for what reads them"),
+    ):
+        assert zoo.left_whole(zoo.keep(net, (6, 12), 3)) == said

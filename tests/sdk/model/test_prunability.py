@@ -451,6 +451,27 @@ class _Plain(nn.Module):
         return self.head(self.conv(x).softmax(1).mean(2) * 0 + self.conv.weight.mean() * 0)
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_behind_a_logarithm_of_energies_channels_go(learned, random_mask):
+    """Weights drawn at random, by which a layout is checked, have no logarithm there."""
+    torch.manual_seed(0)
+
+    class Heard(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bank = nn.Parameter(torch.rand(6, 9)) if learned else nn.Buffer(torch.rand(6, 9))
+            self.one, self.two, self.head = nn.Conv1d(6, 8, 3), nn.Conv1d(8, 12, 3), nn.Linear(12, 3)
+
+        def forward(self, x):
+            x = torch.log(self.bank @ x.square() + 1e-5)
+            return self.head(self.two(self.one(x).relu()).relu().mean(2))
+
+    model, x = Heard(), torch.randn(2, 9, 12)
+    found = survey(model, x)
+    assert (found.layout.sizes, found.refused) == ({"one": 8, "two": 12}, {})
+    assert_exact(model, random_mask(found.layout, 1), x)
+
+
 def test_a_model_of_zeros_proves_nothing_and_is_refused():
     found = survey(_Plain(), torch.randn(2, 3, 8))
     assert found.layout.sizes == {}

@@ -227,7 +227,21 @@ class Named(nn.Module):
         return self.head(input=self.gru(input=y)[0].mean(1))
 
 
+class Heard(nn.Module):
+    """The logarithm of energies in bands that a buffer holds: of weights drawn at random there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.rand(5, 3))
+        self.conv, self.norm, self.head = nn.Conv1d(5, 8, 3), nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.log(self.bank @ x.square() + 1e-3)
+        return self.head(torch.relu(self.norm(self.conv(x))).mean(2))
+
+
 NETS = {
+    "energies": (LINE, Heard),
     "called by names": (WORDS, Named),
     "spectral_norm": (LINE, Spectral),
     "state space": (LINE, StateSpace),
