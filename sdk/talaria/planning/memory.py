@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter, RNNBase
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -70,9 +71,13 @@ def running(model: Module, input_shape: tuple[int, ...], batch: int = 1) -> int:
 
 def training(model: Module, input_shape: tuple[int, ...], batch: int, *, momentum: bool = True) -> int:
     """Peak bytes of one SGD step on ``batch`` samples, for the parameters of ``model`` that need gradients and with
-    its modules' present modes: weights, gradients, momentum, saved activations."""
+    its modules' present modes: weights, gradients, momentum, saved activations. BatchNorm stands still for a single
+    sample, as where it trains."""
 
     def step(module: Module, x: Tensor) -> None:
+        for layer in module.modules() if batch == 1 else ():
+            if isinstance(layer, _BatchNorm):
+                layer.eval()
         out = module(x)
         rows = out.reshape(-1, out.shape[-1])
         y = torch.zeros(len(rows), dtype=torch.int64, device=x.device)

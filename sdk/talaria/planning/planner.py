@@ -14,7 +14,7 @@ from functools import lru_cache
 from talaria.errors import BudgetError, ConfigError, ModelError
 from talaria.model import adapters, zoo
 from talaria.model.spec import AdapterSpec, ModelSpec
-from talaria.model.split import WHOLE, Part
+from talaria.model.split import WHOLE, Part, torn
 from talaria.planning import width_schedule
 from talaria.planning.budget import Budget
 from talaria.planning.cost import Cost
@@ -121,6 +121,13 @@ def _adaptable(spec: ModelSpec) -> bool:
 
 
 @lru_cache(maxsize=64)
+def _torn(spec: ModelSpec, parts: tuple[Part, ...]) -> bool:
+    """Whether ``parts`` have a weight under one of its names alone, which is refused where it is trained."""
+    model = zoo.build(replace(spec, seed=0, pretrained=False))
+    return torn(model, set(zoo.split(spec, model).of(*parts))) is not None
+
+
+@lru_cache(maxsize=64)
 def compact(spec: ModelSpec, rank: int) -> AdapterSpec:
     """Low-rank adapters on the layers that are tuned by default, and the largest head with which they are at most
     :data:`TRAINED_SHARE` of the model's parameters (the smallest one where none is)."""
@@ -173,6 +180,7 @@ class _Search:
             why = f"{one.kind} adapters of {rank} and {head} train; the rest is frozen"
             tuned.append(self._ways(tuned_parts, one, why))
         tuned.append(self._ways(("head",), self.spec.adapters, "only the head trains; the rest is frozen"))
+        tuned = [g for g in tuned if not _torn(replace(self.spec, adapters=g[0].adapters), g[0].parts)]
         if self.spec.pretrained and self._uncut():
             return [[replace(w, why=f"{w.why}, because the weights are pretrained") for w in g] for g in tuned] + [
                 every

@@ -4,11 +4,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
 from talaria.errors import BudgetError, ConfigError
 from talaria.model import pruning, zoo
 from talaria.model.masks import ChannelMask
 from talaria.model.spec import AdapterSpec, ModelSpec
+from talaria.model.split import torn
 from talaria.model.state import state_of
 from talaria.planning import memory, planner
 from talaria.planning.budget import Budget
@@ -217,6 +219,36 @@ def test_several_impossible_limits_are_all_named(profile: Profile) -> None:
     assert "bundle_mb" in str(refused.value)
     assert "run_memory_mb" in str(refused.value)
     planner.plan(IMU, refused.value.nearest, profile)  # type: ignore[arg-type]
+
+
+class Tied(nn.Module):
+    """Says the words that it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.gru, self.say = nn.Embedding(9, 8), nn.GRU(8, 16, batch_first=True), nn.Linear(8, 9)
+        self.back = nn.Linear(16, 8)
+        self.say.weight = self.read.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        said: Tensor = self.say(self.back(self.gru(self.read(x.long()))[0][:, -1]))
+        return said
+
+
+@pytest.mark.parametrize("limit", ["train_memory_mb", "upload_mb"])
+@pytest.mark.parametrize("net", ["normed", "tied"])
+def test_no_plan_is_made_or_thought_of_that_cannot_be_trained(profile: Profile, net: str, limit: str) -> None:
+    """A slice of one sample, of which BatchNorm behind a linear layer has no statistics; and a head of which another
+    layer holds the weight, that was to learn by itself. Both ended in torch's errors, here or where it was trained."""
+    normed = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    spec = zoo.keep(normed, (6,), 3) if net == "normed" else zoo.keep(Tied(), (5,), 9)
+    with pytest.raises(BudgetError, match=f"nearest possible {limit}") as refused:
+        planner.plan(spec, Budget.parse([f"{limit}=1e-6"]), profile)
+    made = planner.plan(spec, refused.value.nearest, profile)  # type: ignore[arg-type]
+    assert made.trained == (WHOLE if net == "tied" else ("head",))
+    wanted = planner.adapted(spec, made)
+    model = zoo.build(wanted)
+    assert torn(model, zoo.split(wanted, model).of(*made.trained)) is None
 
 
 def test_what_was_not_measured_is_asked_for(profile: Profile) -> None:
