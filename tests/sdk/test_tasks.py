@@ -491,9 +491,22 @@ class Tied(Forecast):
         return self.outer(self.fc(self.inner(torch.cat([x, x[:, :2]], 1))))
 
 
+class Apart(Module):
+    """A layer for each number."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.inner, self.head = Linear(shape[0], 8), torch.nn.ModuleList(Linear(8, 1) for _ in range(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x).tanh()
+        return torch.cat([one(x) for one in self.head], 1)
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
+        (Apart, r"last layer \(head.1.weight\) gives 1 of the model's 2 numbers, .*'regression:center=zero,spread=1'"),
         (Forecast, r"Forecast gives is more than its last layer \(fc.weight\) says.*'regression:center=zero,spread=1'"),
         (lambda *shape: Forecast(*shape, bias=False), r"head \(fc.weight\) has no weight and bias.*spread=1'"),
         (Tied, r"Tied gives is more than its last layer \(outer.weight\) says"),
@@ -505,7 +518,7 @@ def test_what_a_last_layer_cannot_scale_is_refused_before_it_learns(model: Any, 
     with pytest.raises(ModelError, match=said):
         talaria.simulate("fedavg", data, model, rounds=1, progress=lambda facts: learned.append(facts.round))
     assert not learned
-    if model is not Tied:
+    if model not in (Tied, Apart):
         personal = talaria.Personalizer(model(data.input_shape, 2), task="regression", head="fc")
         with pytest.raises(ModelError, match=said):
             personal.fit(next(iter(data.clients.values())).train, epochs=1)

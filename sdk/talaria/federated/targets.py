@@ -78,7 +78,7 @@ def require_folds(module: Module, example: Tensor, split: Split, task: str) -> N
 def folded(model: Model, scale: Scale, split: Split) -> Model:
     """``model``, whose last layer gives scaled targets, made to give them in their own units.
 
-    Raises :class:`~talaria.errors.ModelError` where that layer has no bias to move.
+    Raises :class:`~talaria.errors.ModelError` where that layer has no bias to move, or gives some of the targets alone.
     """
     if not scale.mean.any() and (scale.sd == 1).all():
         return model
@@ -94,6 +94,11 @@ def folded(model: Model, scale: Scale, split: Split) -> Model:
     import torch
 
     state = dict(model.named_parameters(remove_duplicate=False))
+    if len(state[bias]) != len(scale.sd):
+        raise ModelError(
+            f"regression: the last layer ({weight}) gives {len(state[bias])} of the model's {len(scale.sd)} numbers, "
+            f"so that a device's own units cannot be put into it; {_MEND}"
+        )
     mean, sd = (torch.from_numpy(np.array(one)).to(state[bias]) for one in (scale.mean, scale.sd))
     with torch.no_grad():
         state[weight].mul_(sd.reshape(-1, *[1] * (state[weight].dim() - 1)))
