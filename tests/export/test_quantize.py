@@ -52,6 +52,28 @@ def test_an_app_in_which_numpy_raises_for_what_is_lost_exports_too():
         assert half(convert(model, torch.zeros(2, 4, 8))).ByteSize()
 
 
+class Masked(nn.Module):
+    """Words of which 0 is padding, that no softmax sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.weigh, self.head = nn.Linear(4, 1), nn.Linear(4, 3)
+
+    def forward(self, x):
+        shares = self.weigh(x)[..., 0].masked_fill(x[..., 0] == 0, -torch.inf).softmax(1)
+        return self.head((shares.unsqueeze(2) * x).sum(1))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("numpy_does", ["warn", "raise"])
+def test_a_masks_infinity_is_quantized_without_a_word_of_numpys(numpy_does):
+    x = np.random.default_rng(0).standard_normal((20, 5, 4), np.float32)
+    x[:, 3:] = 0
+    model = convert(Masked().eval(), torch.from_numpy(x[:2]))
+    with np.errstate(invalid=numpy_does):
+        assert np.isfinite(Session(static_int8(model, x, keep=[], reduce_range=True))(x)).all()
+
+
 def test_weights_beyond_half_precision_stay_as_they_are():
     model = nn.Sequential(nn.Flatten(), nn.Linear(20, 3))
     with torch.no_grad():

@@ -165,7 +165,7 @@ def static_int8(model: ModelProto, calibration: Array, *, keep: Sequence[str], r
         if node.op_type == "ConvTranspose"
         or (node.op_type == "LayerNormalization" and not several.isdisjoint(node.input[1:]))
     ]
-    with tempfile.TemporaryDirectory() as folder, quiet_root():
+    with tempfile.TemporaryDirectory() as folder, quiet_root(), np.errstate(invalid="ignore"):  # of a mask's -inf
         path = Path(folder, "int8.onnx")
         quantize_static(
             named,
