@@ -150,6 +150,8 @@ def _space(config: DeviceConfig) -> Iterator[Finding]:
         yield Finding("space", "ok", f"{free} MB free at {place}")
     if config.bundle is not None and not _writable(goes := _there(config.bundle.parent)):
         yield Finding("bundle", "wrong", f"{goes} {cannot} bundle")
+    elif config.no_bundle:
+        yield Finding("bundle", "wrong", config.no_bundle)
 
 
 def _there(place: Path) -> Path:

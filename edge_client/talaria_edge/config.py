@@ -66,6 +66,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -171,6 +172,13 @@ class DeviceConfig:
                 f"device: variants={list(self.variants)} leave out 'fp16', which the plan needs to keep its bundle_mb; "
                 "add it, or leave variants out"
             )
+
+    @property
+    def no_bundle(self) -> str:
+        """Why the bundle that is asked for cannot be made here; empty where it can, and where none is asked for."""
+        extra, needs = ("export", ("onnx", "onnxscript")) if self.engine == "torch" else ("bundle", ("onnx",))
+        lacking = [] if self.bundle is None else [name for name in needs if find_spec(name) is None]
+        return f"no bundle is written without {lacking[0]}: pip install 'talaria[{extra}]'" if lacking else ""
 
     def names_of(self, classes: int) -> tuple[str, ...]:
         """What the classes of a model of so many are called; empty where nobody said. Names beyond them are of classes

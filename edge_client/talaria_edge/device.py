@@ -71,7 +71,8 @@ class Device:
         state: The folder of what stays on the device. None: ``state/ID`` in the current folder.
         plan: What fits this device: a :class:`talaria.Plan`, or the file of ``talaria plan --json``. None: the whole
             model.
-        bundle: Where the personal model goes as a file for :class:`talaria_export.Predictor`. None: nowhere.
+        bundle: Where the personal model goes as a file for :class:`talaria_export.Predictor`; to make it takes
+            ``talaria[bundle]``, or with torch ``talaria[export]``. None: nowhere.
         labels: What the classes are called, in the fleet's order; also for a :class:`FolderSource` or
             :class:`NpzSource` that names none itself.
         variants: Forms that the bundle may choose from; empty for all.
@@ -168,8 +169,9 @@ class Device:
 
     @property
     def model(self) -> Model:
-        """The personal model, physically small, in eval mode. Raises :class:`~talaria.errors.ModelError` before
-        :meth:`run` has come to the end of the run."""
+        """The personal model, physically small, in eval mode: a torch module, or where a kit was learned from, an
+        object whose ``predict(x)`` gives its answers. Raises :class:`~talaria.errors.ModelError` before :meth:`run` has
+        come to the end of the run."""
         if self._model is None:
             raise ModelError("device: there is no personal model yet; let run() come to the end of the fleet's run")
         return self._model

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -124,6 +125,14 @@ def test_what_a_stranger_at_the_broker_says_begins_no_line_and_steers_no_termina
         out, _ = torchless("edge", "check", str(path), stdout=subprocess.PIPE).communicate(timeout=100)
     assert r"\x1b[8m" in out
     assert all(line.isprintable() for line in out.splitlines())
+
+
+def test_a_bundle_that_no_package_here_makes_is_told(tmp_path, monkeypatch):
+    samples(tmp_path)
+    path = written(tmp_path, device='engine = "onnx"\nbundle = "me.talaria"')
+    assert "bundle" not in wrong(check(path))
+    monkeypatch.setitem(sys.modules, "onnx", None)  # as where it is not installed
+    assert wrong(check(path))["bundle"] == "no bundle is written without onnx: pip install 'talaria[bundle]'"
 
 
 def test_what_another_device_kept_is_told_and_stays_as_it_is(tmp_path):

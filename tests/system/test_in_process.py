@@ -1,6 +1,7 @@
 """Coordinator and agents in one event loop, over a link in memory that can lose, double and reorder."""
 
 import asyncio
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -674,12 +675,14 @@ def test_a_fleet_that_waits_names_who_is_missing(house, monkeypatch):
     assert len([item for item in one.told if item["event"] == "waiting"]) == 1
 
 
-def test_samples_that_are_not_for_the_runs_model_are_told_before_a_round_is_asked(house, a_run):
-    """The fleet waits for a device that never comes, so no round is ever asked."""
+def test_samples_that_are_not_for_the_runs_model_are_told_before_a_round_is_asked(house, a_run, monkeypatch):
+    """The fleet waits for a device that never comes, so no round is ever asked. A bundle that cannot be made is told
+    then, too: the log said so after the last round."""
+    monkeypatch.setitem(sys.modules, "onnx", None)  # as where it is not installed
     one = house(a_run(rounds=1), quorum=1.0, members=("anna", "zoe"))
     config = DeviceConfig(
         device="anna", fleet="watch", broker="mqtt://127.0.0.1", state=one.folder / "anna", retry_s=0.1,
-        source=Given(lambda: samples(1, shape=(6, 16))),
+        source=Given(lambda: samples(1, shape=(6, 16))), bundle=one.folder / "me.talaria",
     )  # fmt: skip
 
     async def story():
@@ -699,3 +702,5 @@ def test_samples_that_are_not_for_the_runs_model_are_told_before_a_round_is_aske
     (found,) = one.of("data")
     assert "train samples have shape (6, 16), but the model takes (6, 32)" in found["error"]
     assert not one.of("round-opened")
+    (told,) = one.of("error")
+    assert told["error"] == "no bundle is written without onnx: pip install 'talaria[export]'"

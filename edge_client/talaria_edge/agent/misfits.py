@@ -12,8 +12,10 @@ from talaria_edge.data import DeviceData, checked
 
 
 def misfits(config: DeviceConfig, run: Run, looked: DeviceData | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """Events with their facts: a plan, an engine or names of classes that are not for this run, and samples
-    (``looked``, where they were read) that are not for its model."""
+    """Events with their facts: a plan, an engine or names of classes that are not for this run, a bundle that cannot be
+    made here, and samples (``looked``, where they were read) that are not for its model."""
+    if config.no_bundle:
+        yield "error", {"error": config.no_bundle}
     try:
         device_task.require_engine(run, config.engine)
         if config.plan is not None:

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,8 @@ def deploy(config: DeviceConfig, candidate: Candidate, data: DeviceData) -> dict
     path, folder = config.bundle, config.state
     if path is None:
         return {}
-    if find_spec("onnx") is None or find_spec("onnxruntime") is None:
-        logger.warning("no bundle is written: run `pip install 'talaria[bundle]'` for that")
+    if config.no_bundle:
+        logger.warning("%s: %s", config.device, config.no_bundle)
         return {"bundle": None}
     if isinstance(candidate.model, Served) and candidate.model.graph is None:
         logger.warning("no bundle is written: what is served here is no one graph; where torch is, it is exported")
