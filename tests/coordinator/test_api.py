@@ -1,6 +1,5 @@
 """The operator's API: what it shows, what it refuses, and that it never stands in the way of the learning."""
 
-import json
 import re
 import socket
 import stat
@@ -44,7 +43,7 @@ from talaria_coordinator.web.queries import Views
 from talaria_coordinator.web.server import listening, serving, url_of
 
 A, B, C = "a" * 64, "b" * 64, "c" * 64
-RUN = json.dumps({"rounds": 3, "algorithm": "hermes", "spec": {"name": "imu_cnn"}})
+RUN = Run(spec=ModelSpec("imu_cnn", (6, 32), 3), algorithm="hermes", rounds=3).to_json()
 LAYOUT = ChannelLayout({"g": 8}, {"w": ((("g", 1),),)})
 TOKEN = "correct-horse-battery-staple"
 REASONS = {"finite", "signature", "replay", "quarantined", "size", "checksum", "shape", "late", "other"}
