@@ -32,6 +32,8 @@ class Incoming:
         self._kits = Downloads(store.kit_part, config.max_model)
         self._waiting: set[str] = set()
         """The models that wait for room on the disk."""
+        self._one, self._due = asyncio.Lock(), 0
+        """Models are put in force one after another, as they came; and how many are due."""
 
     def close(self) -> None:
         """Let go of the files; what came stays."""
@@ -63,26 +65,43 @@ class Incoming:
                 return self._fetch_again(action.xfer, action.cut)
         return None
 
-    async def assemble(self, action: a.ModelComplete) -> None:
-        """All of a global model is here: check it and put it in force."""
-        if action.xfer in self._waiting:
-            return
+    def assemble(self, action: a.ModelComplete) -> Coroutine[Any, Any, None]:
+        """All of a global model is here: check it and put it in force, after those that came before it."""
+        self._due += 1
+        return self._assembled(action)
+
+    async def _assembled(self, action: a.ModelComplete) -> None:
+        async with self._one:
+            refused = await self._put_in_force(action)
+        if refused:
+            await self._fetch_again(action.xfer, action.cut)
+
+    async def _put_in_force(self, action: a.ModelComplete) -> bool:
+        """Whether the disk refused."""
         try:
+            if action.xfer in self._waiting:
+                return False
+            if not self._fetches(action.cut) and not self._store.model_part(action.xfer).exists():
+                return False  # it was let go of while it waited
             made = await self._models.finish(action, partial(self._store.adopt_model, less=bool(action.of)))
         except UnfitError as error:
             self._tell("error", error=str(error))
             await self._put(e.ChangesUnfit(time.monotonic(), action.cut.sha256))
         except (StateError, WireError) as error:
-            if not self._fetches(action.cut):
-                return
-            self._tell("error", error=str(error))
-            await self._fetch_again(action.xfer, action.cut)
+            if self._fetches(action.cut):
+                self._tell("error", error=str(error))
+                return True
         else:
             held = made or action.cut.sha256
             kind = {"part": True} if action.of not in (b"", held) else {}
             kind |= {"changes": True} if made else {}
             self._tell("model", version=action.version, bytes=action.cut.size, **kind)
-            await self._put(e.ModelStored(time.monotonic(), action.cut.sha256, action.of, held))
+            # Of a model whose place another one takes at once, what changed is not asked for.
+            known = held if self._due == 1 else b""
+            await self._put(e.ModelStored(time.monotonic(), action.cut.sha256, action.of, known))
+        finally:
+            self._due -= 1
+        return False
 
     async def _fetch_again(self, transfer: str, cut: Cut) -> None:
         """After the disk refused: look what is there, a while later."""
