@@ -62,7 +62,8 @@ class Look:
         ONNX Runtime's preparing of them, and at the widths of its depthwise convolutions in any case."""
         weights = self._of(state)
         shapes = tuple((name, value.shape, value.dtype.name) for name, value in {**weights, "x": x}.items())
-        if shapes not in self._repaid:
+        repays = self._repaid.get(shapes)
+        if repays is None:
             sizes = {name: Value(shape, dtype) for name, shape, dtype in shapes}
             graph = held(self.graph, weights)
             given = {port.name: sizes[port.name] for port in graph.inputs}
@@ -70,8 +71,8 @@ class Look:
             grouped = any(node.get("group", 1) > 1 for node in self.graph.nodes)  # also where a mask leaves one channel
             if len(self._repaid) == _KEPT:
                 self._repaid.clear()
-            self._repaid[shapes] = large or grouped
-        return Look(held(self.graph, weights), self.limits) if self._repaid[shapes] else self
+            repays = self._repaid[shapes] = large or grouped
+        return Look(held(self.graph, weights), self.limits) if repays else self
 
     def _of(self, state: Tensors) -> dict[str, Array]:
         try:
