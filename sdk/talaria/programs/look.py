@@ -69,7 +69,7 @@ class Look:
             given = {port.name: sizes[port.name] for port in graph.inputs}
             large = measure(graph, given, self.limits).multiply_adds > _WORTH_HOLDING
             grouped = any(node.get("group", 1) > 1 for node in self.graph.nodes)  # also where a mask leaves one channel
-            if len(self._repaid) == _KEPT:
+            if len(self._repaid) >= _KEPT:
                 self._repaid.clear()
             repays = self._repaid[shapes] = large or grouped
         return Look(held(self.graph, weights), self.limits) if repays else self
@@ -89,7 +89,7 @@ class Look:
         if odd:
             raise ModelError(f"graph: {odd[0]!r} is missing; give inputs and the whole state")
         measure(self.graph, {port.name: given[port.name] for port in self.graph.inputs}, self.limits)
-        if len(self._checked) == _KEPT:
+        if len(self._checked) >= _KEPT:
             self._checked.clear()
         self._checked.add(shapes)
 

@@ -170,7 +170,7 @@ class Program:
                 raise ModelError(f"program: {name!r} is missing; give the whole state, and draws for dropout")
             _fit(port, feed[name], sizes)
         cost = self._measured({name: Value(value.shape, value.dtype.name) for name, value in feed.items()})
-        if len(self._checked) == _KEPT:
+        if len(self._checked) >= _KEPT:
             self._checked.clear()
         self._checked[shapes] = cost
 

@@ -134,7 +134,7 @@ class Training:
             inputs = {name: buffers[name] if name in buffers else read[name] for name in feed}
             outputs = {f"next/{name}": written[name] for name in other}
             calls.append(session.bound(inputs, {**loss, **outputs}))
-        if len(self._batches) == _KEPT:
+        if len(self._batches) >= _KEPT:
             self._batches.clear()
         self._batches[shapes] = buffers, calls
 

@@ -133,7 +133,7 @@ class Vjp:
                 ports = {name: _port(name, values[name]) for name in self._crossing}
                 back = _session(self._second, ports, out=False) if self._second.outputs else None
                 self._sessions = _session(self._first, ports, out=True), back
-            if len(self._checked) == _KEPT:
+            if len(self._checked) >= _KEPT:
                 self._checked.clear()
             self._checked.add(shapes)
         return self._sessions
