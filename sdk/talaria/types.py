@@ -213,7 +213,7 @@ LONGEST_NAME = 64
 """Characters of a client's name."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Update:
     """What one device sends: arrays under names of the shared state, compact where ``mask`` is given.
 

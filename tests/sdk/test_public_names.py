@@ -46,7 +46,6 @@ def test_an_unknown_name_is_refused(package: ModuleType) -> None:
     "make",
     [
         lambda x: talaria.Samples.of(x, [0, 1]),
-        lambda x: talaria.Update({"weight": x}, 1.0),
         lambda x: talaria_export.Prediction(x, ("rest", "walk"), "0"),
     ],
 )

@@ -605,7 +605,8 @@ def test_a_wrong_device_does_not_hold_its_place_for_good_and_who_is_not_asked_is
     async def story():
         serving = asyncio.ensure_future(one.serve())
         await one.told_of("connected", fleet="watch")
-        wrong = asyncio.ensure_future(one.agent("carl", data=DeviceData(samples(9).train.take(np.arange(0)), None)))
+        none = samples(9).train.take(np.arange(0))
+        wrong = asyncio.ensure_future(one.agent("carl", data=DeviceData(none, none)))
         await one.told_of("device-up", device="carl")
         anna = asyncio.ensure_future(one.agent("anna"))
         await one.told_of("roster", devices=["anna", "carl"])

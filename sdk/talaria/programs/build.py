@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -130,19 +131,19 @@ def facts_of(
         facts = replace(facts, vector=number, parity=parity, expected=vector.projections(exact))
         if facts.exact:
             break
-        if not all(np.isfinite(value).all() for value in exact.values()):
+        if vector.still(graph) and not all(np.isfinite(value).all() for value in exact.values()):
             first = vector.ABOVE_ZERO
-    if first and not facts.exact:
-        raise ModelError(
-            "program: with weights drawn at random, by which it is measured, the network gives no finite numbers, as a "
-            "logarithm or a root of them; keep what enters it above zero (softplus, clamp), or train this model with "
-            "torch"
-        )
     return facts
 
 
 def written(graph: Graph, facts: Manifest) -> bytes:
     """The file of ``graph``. Raises :class:`~talaria.errors.ModelError` where it is not exact."""
+    if not facts.exact and not math.isfinite(facts.parity["torch"]):
+        raise ModelError(
+            "program: with weights drawn at random, by which it is measured, the network gives no finite numbers, as a "
+            "logarithm or a root of them; keep what enters it above zero (softplus, clamp), or train this model with "
+            "torch"
+        )
     if not facts.exact:
         raise ModelError(
             "program: errs by more than twice what torch errs by against float64; train this model with torch"

@@ -32,14 +32,19 @@ def inputs(graph: Graph, manifest: Manifest) -> dict[str, Array]:
     shapes = {port: tuple(map(manifest.size, port.shape)) for port in graph.inputs}
     drawn = {port.name: _drawn(port, shape, manifest.classes, manifest.vector) for port, shape in shapes.items()}
     if manifest.vector >= ABOVE_ZERO:
-        made = {port.name for port in graph.outputs}
-        kept = [name for name in drawn if name.startswith("weight/") and not made & {f"next/{name}", _slope(name)}]
-        drawn |= {name: np.abs(drawn[name]) for name in kept}
+        drawn |= {name: np.abs(drawn[name]) for name in still(graph)}
     tokens = np.zeros(drawn["x"].shape, np.float32)  # how many entries the tables have of what is looked up there
     for lookup in sorted(Lookups(graph).all, key=lambda one: -one.entries):
         np.put(tokens, lookup.places(np.arange(tokens.size).reshape(tokens.shape)), lookup.entries)
     even = np.clip((drawn["x"] / np.float32(math.sqrt(3)) + 1) / 2, 0, 1 - 2**-23)
     return drawn | {"x": np.where(tokens > 0, np.floor(even * tokens), drawn["x"]).astype(np.float32)}
+
+
+def still(graph: Graph) -> list[str]:
+    """The weights that do not learn, by their names in the graph."""
+    learned = {port.name.rpartition("/")[2] for port in graph.outputs}  # next/weight/, gradient/, gradient/along/
+    names = (port.name for port in graph.inputs if port.name.startswith("weight/"))
+    return [name for name in names if name.rpartition("/")[2] not in learned]
 
 
 def _drawn(port: Port, shape: tuple[int, ...], classes: int, vector: int) -> Array:
@@ -58,11 +63,6 @@ def _drawn(port: Port, shape: tuple[int, ...], classes: int, vector: int) -> Arr
     else:
         value = (2 * even - 1) * math.sqrt(3 / (math.prod(shape[1:]) if kind in ("weight", "anchor") else 1))
     return value.astype(np.float32).reshape(shape)
-
-
-def _slope(weight: str) -> str:
-    """The output that holds the gradient of this input."""
-    return f"gradient/{weight.removeprefix('weight/')}"
 
 
 def _words(name: str, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:

@@ -185,11 +185,27 @@ def test_a_normalization_that_no_pass_calls_has_no_statistics_to_estimate():
 @pytest.mark.parametrize("name", ["one block for both", "one block for both, means"])
 def test_statistics_are_estimated_anew_of_every_call(name):
     shape, net = made(name)
-    task = SimpleNamespace(model=net, train=samples(shape, 0))
+    task = SimpleNamespace(model=net, train=samples(shape, 0), still=frozenset())
     engine = ProgramEngine(zoo.keep(net, shape, 4))
     found, wanted = (one.calibrate(task, state_of(net), batch=4) for one in (engine, loop))
     assert int(wanted["block.1.num_batches_tracked"]) == 6
     assert all(roundings(found[key], value, scale=1.0) <= 100 for key, value in wanted.items())
+
+
+class Bands(torch.nn.Module):
+    """The logarithm of what learned bands find."""
+
+    def __init__(self):
+        super().__init__()
+        self.bank, self.head = torch.nn.Conv1d(3, 8, 1, bias=False), torch.nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.bank(x * x).log().mean(2))
+
+
+def test_a_network_that_gives_no_numbers_at_weights_drawn_at_random_is_refused_with_the_mend():
+    with pytest.raises(ModelError, match=r"no finite numbers, as a logarithm .* keep what enters it above zero"):
+        build(zoo.keep(Bands(), (3, 12), 4))
 
 
 class Changed(torch.nn.Module):
