@@ -24,7 +24,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from torch.nn.modules.batchnorm import _BatchNorm
 
 import talaria
 from talaria.data.client import Client
@@ -32,6 +31,7 @@ from talaria.errors import ConfigError
 from talaria.federated import run_model
 from talaria.federated.run import Member, Run
 from talaria.model import zoo
+from talaria.model.batch_norm import tracked
 from talaria.model.spec import AdapterSpec, ModelSpec
 from talaria.model.state import state_of
 from talaria.programs import onnx_file
@@ -115,8 +115,7 @@ def _calibration(run: Run) -> str | None:
     the recipe does not freeze."""
     module = zoo.build(run.spec).requires_grad_(False).eval()
     still = run.recipe.still(list(module.state_dict()))
-    norms = {name: one for name, one in module.named_modules() if isinstance(one, _BatchNorm)}
-    moving = [one for name, one in norms.items() if one.track_running_stats and f"{name}.running_mean" not in still]
+    moving = tracked(module, still).values()
     if not moving or run.buffers != "local":
         return None
     for one in moving:

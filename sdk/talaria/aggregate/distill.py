@@ -223,27 +223,14 @@ def _loaded(module: Module, mean: Tensors, x: Tensor) -> None:
 
 def _estimated(module: Module, shared: Tensors, x: Tensor, batch: int = 512) -> None:
     """BatchNorm statistics that did not travel, from one pass over unlabelled inputs."""
-    import torch
-    from torch.nn.modules.batchnorm import _BatchNorm
+    from talaria.model.batch_norm import estimated_anew, tracked
 
-    layers = [
-        m
-        for n, m in module.named_modules()
-        if isinstance(m, _BatchNorm) and m.track_running_stats and f"{n}.running_mean" not in shared
-    ]
+    layers = tracked(module, shared).values()
     if not layers or len(x) < 2:
         return
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None
-        layer.train()
-    with torch.no_grad():
+    with estimated_anew(layers):
         for index in tensors.spread(len(x), batch):
             module(x[index])
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-        layer.eval()
 
 
 def _accuracy(module: Module, samples: Samples, batch: int = 512) -> float:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter, RNNBase
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from talaria import seeds
 from talaria.model import tokens
+from talaria.model.batch_norm import lone_sample_in_eval
 from talaria.model.cloning import clone
 from talaria.model.dependency_groups import TRACE_ERRORS
 
@@ -75,10 +75,8 @@ def training(model: Module, input_shape: tuple[int, ...], batch: int, *, momentu
     sample, as where it trains."""
 
     def step(module: Module, x: Tensor) -> None:
-        for layer in module.modules() if batch == 1 else ():
-            if isinstance(layer, _BatchNorm):
-                layer.eval()
-        out = module(x)
+        with lone_sample_in_eval(module, batch):
+            out = module(x)
         rows = out.reshape(-1, out.shape[-1])
         y = torch.zeros(len(rows), dtype=torch.int64, device=x.device)
         F.cross_entropy(rows, y).backward()  # type: ignore[no-untyped-call]

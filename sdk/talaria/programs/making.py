@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch.nn import Module, MultiheadAttention, RNNBase
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria.inputs import Parts
 from talaria.model import recurrent, zoo
+from talaria.model.batch_norm import tracked
 from talaria.model.several import Several
 from talaria.model.spec import ModelSpec
 from talaria.model.weights import Model
@@ -72,9 +72,8 @@ class Maker:
 
     @cached_property
     def statistics(self) -> tuple[str, ...]:
-        every = self._module.named_modules()
-        norms = {name: m for name, m in every if isinstance(m, _BatchNorm) and m.track_running_stats}
-        return tuple(f"{name}.{key}" for name, layer in norms.items() for key, _ in layer.named_buffers(recurse=False))
+        norms = tracked(self._module).items()
+        return tuple(f"{name}.{key}" for name, layer in norms for key, _ in layer.named_buffers(recurse=False))
 
     @cached_property
     def falls(self) -> dict[str, float]:
@@ -131,9 +130,8 @@ class Maker:
         """The pass of :func:`talaria.programs.step.statistics_of`, made when it is first asked for."""
         if still not in self._calibrations:
             module = zoo.build(self.spec).requires_grad_(False).eval()
-            for name, layer in module.named_modules():
-                moves = isinstance(layer, _BatchNorm) and layer.track_running_stats
-                layer.training = moves and f"{name}.running_mean" not in still
+            for layer in tracked(module, still).values():
+                layer.training = True
             self._calibrations[still] = Look(statistics_of(module, *self._entrance))
         return self._calibrations[still]
 

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from talaria.errors import ModelError
 from talaria.model import attention, recurrent
+from talaria.model.batch_norm import lone_sample_in_eval
 from talaria.model.cloning import clone
 from talaria.model.state import load, state_of, to_arrays
 from talaria.model.twice import TwiceDifferentiable
@@ -43,7 +44,7 @@ def step(
         held = [k for k in trained if f"momentum/{k}" in feed]  # what no layer reads has none
         optimizer.momentum = {k: torch.from_numpy(feed[f"momentum/{k}"]).to(dtype) / -rate for k in held}
     x, y = torch.from_numpy(feed["x"]).to(dtype), torch.from_numpy(feed["y"])
-    with loop.lone_sample_in_eval(own, len(y)), _In(dtype):
+    with lone_sample_in_eval(own, len(y)), _In(dtype):
         loss = loop.cross_entropy(recipe.smoothing)(own, x, y)
     try:
         loss.backward()
@@ -66,7 +67,7 @@ def derivative(
     own, trained = _given(module, only, feed, dtype)
     before, ran = {key: value.clone() for key, value in own.named_buffers()}, _running(own)
     x = torch.from_numpy(feed["x"]).to(dtype)
-    with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)), _In(dtype), TwiceDifferentiable():
+    with Taps(own, taps) as opened, lone_sample_in_eval(own, len(x)), _In(dtype), TwiceDifferentiable():
         own(x)
     seen = opened.seen
     slopes = {tap: torch.from_numpy(feed[f"slope/{tap}"]).to(dtype) for tap in taps if f"slope/{tap}" in feed}

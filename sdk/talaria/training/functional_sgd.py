@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from talaria.model.batch_norm import lone_sample_in_eval
 from talaria.model.state import array_of, beside, load, state_of, tensor_of, to_arrays
 from talaria.model.twice import TwiceDifferentiable
 from talaria.tensors import Array, Tensors
 from talaria.training.interface import Task
 from talaria.training.layer_draws import LayerDraws
-from talaria.training.loop import freeze_but, lone_sample_in_eval
+from talaria.training.loop import freeze_but
 from talaria.training.objectives import LOGITS, Curved, share_of
 from talaria.training.sgd import SGD
 from talaria.types import Recipe

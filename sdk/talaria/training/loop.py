@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from talaria import seeds, tasks
 from talaria.errors import ModelError
+from talaria.model.batch_norm import estimated_anew, lone_sample_in_eval, tracked
 from talaria.model.cloning import clone
 from talaria.model.split import torn
 from talaria.model.state import array_of, beside, load, state_of
@@ -212,43 +212,18 @@ def _train_mode_where(module: Module, prefix: str, wanted: set[str]) -> bool:
     return active
 
 
-class lone_sample_in_eval:  # noqa: N801 - reads as a statement: with lone_sample_in_eval(...)
-    """BatchNorm layers in eval while a batch holds a single sample."""
-
-    def __init__(self, module: Module, count: int) -> None:
-        every = module.modules() if count == 1 else ()
-        self.layers = [m for m in every if isinstance(m, _BatchNorm) and m.training]
-
-    def __enter__(self) -> None:
-        for layer in self.layers:
-            layer.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for layer in self.layers:
-            layer.train()
-
-
 def calibrate(task: Task, state: Tensors, samples: Samples | None = None, batch: int = 256) -> Tensors:
     """Re-estimate BatchNorm statistics by one unlabelled pass, but for what the recipe freezes; everything else stays
     as it is."""
     samples = task.train if samples is None else samples
-    module, still = load(task.model, state), task.still
-    norms = ((name, m) for name, m in module.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats)
-    layers = [layer for name, layer in norms if f"{name}.running_mean" not in still]
+    module = load(task.model, state)
+    layers = tracked(module, task.still).values()
     if not layers or len(samples) < 2:
         return dict(state)
     module.requires_grad_(False).eval()
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # a cumulative mean over the pass
-        layer.train()
-    with torch.no_grad():
+    with estimated_anew(layers):
         for index in spread(len(samples), batch):
             module(beside(module, samples.x[index]))
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
-        layer.eval()
     return state_of(module)
 
 

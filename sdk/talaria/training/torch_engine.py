@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from talaria.model import zoo
+from talaria.model.batch_norm import lone_sample_in_eval
 from talaria.model.cloning import clone
 from talaria.model.spec import ModelSpec
 from talaria.model.state import array_of, beside, load, state_of
@@ -148,7 +149,7 @@ def _backward(taps: Taps, objective: Objective, own: dict[str, Tensor], x: Tenso
     """Add the gradient of the batch's loss to those of all that is trained."""
     pieces, values = min(slices, len(y)), {name: array_of(tensor) for name, tensor in own.items()}
     for xs, ys in zip(x.tensor_split(pieces), y.tensor_split(pieces), strict=True):
-        with loop.lone_sample_in_eval(taps.module, len(ys)):
+        with lone_sample_in_eval(taps.module, len(ys)):
             taps.module(xs)
         seen, share = taps.seen, share_of(objective, array_of(ys), array_of(y))
         given = {tap: array_of(value) for tap, value in seen.items()}

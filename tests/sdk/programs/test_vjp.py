@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from talaria.errors import ModelError, TooLarge, WireError
 from talaria.model import pruning, tokens, zoo
+from talaria.model.batch_norm import lone_sample_in_eval
 from talaria.model.compaction import gather
 from talaria.model.spec import ModelSpec
 from talaria.model.state import load, state_of
@@ -41,7 +42,7 @@ def by_torch(module, only, taps, x, slopes, dtype):
     """Taps, gradients and statistics by autograd."""
     own = copy.deepcopy(module).to(dtype)
     trained = loop.freeze_but(own, only)
-    with Taps(own, taps) as opened, loop.lone_sample_in_eval(own, len(x)):
+    with Taps(own, taps) as opened, lone_sample_in_eval(own, len(x)):
         own(torch.from_numpy(x).to(dtype))
     seen = opened.seen
     reached = [tap for tap in slopes if seen[tap].requires_grad]
