@@ -171,6 +171,7 @@ def peak_mib(run: Callable[[], object]) -> float:
 
 def measure(clients: int, tiers: int, scale: float, rounds: int, keep: float) -> dict[str, Any]:
     """Milliseconds, ratios, differences and memory of one setting."""
+    typer.echo(f"{clients} clients, {tiers} masks, rounds: {rounds}", err=True)
     shared, layout = network(scale)
     updates = cohort(shared, layout, clients, tiers, keep)
     dense, weights = expand(shared, updates), [u.weight for u in updates]

@@ -133,6 +133,7 @@ def _row(
     from talaria.programs.training import Training
     from talaria.types import Recipe, Samples
 
+    typer.echo(f"a step of {model.rpartition(':')[2]}: {trained} is trained, {keep:g} kept", err=True)
     spec = ModelSpec(model, shape, classes)
     data, recipe = build(spec, trained), Recipe()
     layout, module = zoo.layout(spec), zoo.build(spec)
@@ -191,6 +192,7 @@ def _training(
     from talaria.training.interface import Task
     from talaria.types import Recipe, Samples
 
+    typer.echo(f"{EPOCHS} epochs of {model}: {', '.join(parts)}", err=True)
     adapters = None if adapter is None else AdapterSpec(adapter, rank=4, where=zoo.tuned(model))
     spec = ModelSpec(model, shape, classes, adapters=adapters)
     rng = np.random.default_rng(0)

@@ -121,7 +121,7 @@ def _rounds(partition: Path | None, turns: int, rounds: int) -> dict[str, dict[s
         "programs": Work(who="onnx", **plain),
         "programs, workers 2": Work(who="onnx", workers=2, **plain),
     }
-    found = _in_turns(works, turns)
+    found = _in_turns("Fashion-MNIST", works, turns)
     return {
         name: {
             "cpu_s": median(one["cpu_s"] for one in rows),
@@ -140,7 +140,8 @@ def _steps(model: str, turns: int, steps: int = 20) -> dict[str, float]:
     """Client-steps per CPU second where each client takes ``steps`` in a round."""
     plain: dict[str, Any] = {"model": model, "rounds": 31 if model == "mlp" else 5, "batch": 16, "lr": 0.02}
     plain |= {"momentum": 0.9, "clients": 20, "samples": steps * plain["batch"]}
-    found = _in_turns({who: Work(who=who, **plain) for who in ("loop", "torch", "onnx")}, turns)
+    works = {who: Work(who=who, **plain) for who in ("loop", "torch", "onnx")}
+    found = _in_turns(f"{model}, {steps} steps", works, turns)
     return {
         "loop": plain["clients"] * steps / median(one["cpu_s"] for one in found["loop"]),
         **{who: 1 / _ratio(found[who], found["loop"], "cpu_s") for who in ("torch", "onnx")},
@@ -149,15 +150,17 @@ def _steps(model: str, turns: int, steps: int = 20) -> dict[str, float]:
 
 def _memory() -> dict[str, float]:
     plain: dict[str, Any] = {"who": "torch", "model": "mlp", "rounds": 3, "batch": 16, "lr": 0.02, "samples": 32}
+    typer.echo("memory: 100 clients, and 10,000", err=True)
     few = spent(Work(clients=100, **plain))["peak_mb"]
     many = spent(Work(clients=10_000, fraction=0.01, **plain))["peak_mb"]
     return {"100": few, "10000": many, "more": many - few}
 
 
-def _in_turns(works: dict[str, Work], turns: int) -> dict[str, list[dict[str, float]]]:
+def _in_turns(what: str, works: dict[str, Work], turns: int) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in works}
     for turn in range(turns):
         for name in list(works)[:: -1 if turn % 2 else 1]:
+            typer.echo(f"{what}, turn {turn + 1} of {turns}: {name}", err=True)
             found[name].append(spent(works[name]))
     return found
 

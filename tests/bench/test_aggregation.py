@@ -1,11 +1,14 @@
-"""The bench of folds holds all results to the reference before it measures one."""
+"""The bench of folds holds all results to the reference before it measures one, and says how far it is."""
 
+import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from talaria.aggregate.masked import MaskedMean
+from talaria.cli.main import app
 from talaria.tensors import Tensors
 from talaria_bench.aggregation import measure
 
@@ -36,3 +39,10 @@ def test_a_fold_that_is_wrong_is_not_measured(
     monkeypatch.setattr(MaskedMean, "apply", apply)
     with pytest.raises(AssertionError, match="results differ from the dense float64 reference"):
         measure(3, 3, 0.05, 1, 0.5)
+
+
+def test_how_far_it_is_stands_beside_its_figures() -> None:
+    given = ["bench", "aggregation", "--clients", "5", "--rounds", "1", "--scale", "0.05", "--json"]
+    found = CliRunner().invoke(app(given), given)
+    assert [one["masks"] for one in json.loads(found.stdout)["settings"]] == [5, 4]
+    assert found.stderr.splitlines() == ["5 clients, 5 masks, rounds: 1", "5 clients, 4 masks, rounds: 1"]

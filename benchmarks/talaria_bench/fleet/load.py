@@ -196,6 +196,7 @@ class Load:
             if kind == "round-closed":
                 self._moved = time.monotonic()
                 self._sample()
+                typer.echo(f"round {len(self._samples)} of {self.rounds} closed", err=True)
             elif kind == "round-opened":
                 self._moved = time.monotonic()
                 if not self._began_cpu_s and self._coordinator.process is not None:
