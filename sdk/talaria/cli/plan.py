@@ -121,8 +121,9 @@ def plan(
     learned = None if data is None else _learned(data, client, task)
     goal = task or (tasks.CLASSIFICATION if learned is None else learned.task)
     aim, regression = tasks.of(goal), tasks.of(goal).name == "regression"
-    if learned is not None and shape is None:
-        spec = replace(spec, input_shape=tuple(learned.train.x.shape[1:]), classes=classes or learned.outputs)
+    if learned is not None:
+        x_shape = tuple(learned.train.x.shape[1:])
+        spec = replace(spec, input_shape=_dims(shape) or x_shape, classes=classes or learned.outputs)
     elif regression and classes is None:
         spec = replace(spec, classes=1)
     if spec.classes < aim.fewest:

@@ -287,7 +287,8 @@ class _Search:
         groups, whole = self.parts.layout.sizes, zoo.left_whole(zoo.plain(self.spec))
         if not groups:
             return f"nothing of {self.spec.name} can be pruned: {whole or 'it has no channels to take out'}"
-        own = f"{self.spec.name} with one block of {self.profile.block} channels in every group"
+        outputs, block = self.spec.classes, self.profile.block
+        own = f"{self.spec.name} of {outputs} outputs with one block of {block} channels in every group"
         return f"{own}; left whole: {whole}" if whole else own
 
     def refusal(self) -> BudgetError:

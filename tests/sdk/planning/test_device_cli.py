@@ -93,7 +93,7 @@ def test_a_plan_is_checked_by_the_score_of_its_task(
     y = 100 + 30 * x[:, :outputs] if task == "regression" else (x[:, :outputs] > 0).astype(int)
     np.savez(tmp_path / "mine.npz", x=x, y=y, client=np.arange(90) % 2)
     words = ("plan", "-m", "mlp", "-b", "accuracy_drop=0.9", "-b", "bundle_kb=20", "--data", f"npz:{tmp_path}/mine.npz")
-    assert talaria(monkeypatch, *words, "--task", task, "--epochs", "12", "--json") == 0
+    assert talaria(monkeypatch, *words, "--shape", "20", "--task", task, "--epochs", "12", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["model"]["classes"] == outputs
     assert found["plan"]["widths"]
@@ -115,6 +115,7 @@ def test_plan_for_people(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     ("words", "said"),
     [
         (("--budget", "latency_ms=0.0001"), "nearest possible latency_ms="),
+        (("--classes", "900", "--budget", "bundle_kb=1"), "(imu_cnn of 900 outputs with one block of 8 channels"),
         (("--budget", "speed=1"), "'speed' is unknown"),
         (("--model", "nonsense"), "'nonsense' is unknown"),
         (("--shape", "a,b"), "--shape"),
