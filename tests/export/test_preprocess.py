@@ -9,8 +9,9 @@ from tolerance import roundings
 
 from talaria.errors import BundleError, ConfigError, DataError
 from talaria_export import Predictor, export_onnx, make_bundle, open_bundle, verify_bundle
-from talaria_export.bundle.bundle import read_bundle, seal
+from talaria_export.bundle.bundle import array_bytes, read_bundle, seal
 from talaria_export.bundle.preprocess import Preprocessing, inputs_of, preprocessing
+from talaria_export.runtime.parity_inputs import drawn
 from talaria_export.runtime.session import Session
 
 MEAN, STD = np.arange(6.0), np.arange(1.0, 7.0)
@@ -67,6 +68,31 @@ def test_normalization_alone_takes_raw_batches(imu, tmp_path):
     assert roundings(Predictor(path)(imu.x * 3 + 2).logits, expected) <= 1000
     assert roundings(open_bundle(path).array("parity/inputs.npy"), imu.x[:4] * 3 + 2) <= 16
     assert verify_bundle(path, samples=(imu.x * 3 + 2, imu.y.numpy()), seconds=0).ok
+
+
+@pytest.mark.parametrize("stride", [None, 50])
+def test_parity_is_proven_on_inputs_in_the_unit_of_each_channel(imu, tmp_path, stride):
+    path, units = tmp_path / "units.talaria", ([0.0] * 6, [1e-30, 1e-6, 1.0, 3.0, 1e6, 1e20])
+    make_bundle(
+        path, imu.model, example=imu.x, samples=(imu.x, imu.y), normalize=units, stride=stride, variants=("fp32",),
+        seconds=0,
+    )  # fmt: skip
+    opened = open_bundle(path)
+    assert np.abs(opened.array("parity/outputs.npy")).max() < 100, "its inputs are near those that it learned from"
+    assert opened.manifest["parity"]["tolerance"] <= 1e-3
+    assert verify_bundle(path, seconds=0).ok
+
+
+def test_bundle_whose_parity_inputs_were_drawn_raw_verifies(raw, tmp_path):
+    opened, path = open_bundle(raw[0]), tmp_path / "older.talaria"
+    source = {"seed": 0, "count": 4, "shift": 0.0, "scale": 4.0}
+    outputs = Session(bytes(opened.members["models/fp32.onnx"]))(drawn(0, 250, (6,), 0.0, 4.0))
+    manifest = opened.manifest | {"parity": opened.manifest["parity"] | {"inputs": source, "tolerance": 1e-3}}
+    members = {name: bytes(content) for name, content in opened.members.items()}
+    path.write_bytes(seal(manifest, members | {"parity/outputs.npy": array_bytes(outputs)}))
+    report = verify_bundle(path, seconds=0)
+    assert report.ok, report.failed
+    assert report.figures["max_abs_diff"]["fp32"] <= 1e-3
 
 
 def test_kept_samples_travel_as_one_recording(imu, tmp_path):

@@ -271,10 +271,11 @@ def _probes(
             raise ConfigError("keep_samples=True needs samples to keep; give samples=(x, y)")
         return steps.joined(steps.raw(held.x[:count])), {"file": "parity/inputs.npy"}
     kinds = _vocabulary(model)
-    shift, scale = over(kinds) if kinds else spread(steps.raw(example if held is None else held.x))
+    shift, scale = over(kinds) if kinds else spread(example if held is None else held.x)
     length, *rest = steps.inputs(count)
-    given = drawn(seed, length, tuple(rest), shift, scale)
-    return given, {"seed": seed, "count": count, "shift": shift, "scale": scale}
+    given = steps.raw(drawn(seed, length, tuple(rest), shift, scale))  # each channel in the unit that it comes in
+    source = {"seed": seed, "count": count, "shift": shift, "scale": scale}
+    return given, source | ({"normalized": True} if steps.mean else {})
 
 
 def _vocabulary(model: Model) -> int:

@@ -14,7 +14,8 @@ output      ``{"name": "logits", "labels": ["walk", ...]}``, and ``"task"`` wher
 variants    one row per variant tried: name, file (null where it was left out), bytes, passed, why, and its figures
 default     the variant that a predictor runs
 gate        the thresholds that a variant had to keep
-parity      how to repeat the comparison with torch: the inputs (stored or drawn from a seed), the outputs, tolerance
+parity      how to repeat the comparison with torch: the inputs (stored or drawn from a seed; where they say
+            ``"normalized": true``, as the model takes them, which the bundle then has raw), the outputs, tolerance
 programs    the same model for other runtimes: name, file, bytes, runtime with its version, max_abs_diff; may be absent
 reference   the dense model that latency is compared with, as a member without weights, or null
 device      what the figures were measured on
@@ -214,7 +215,7 @@ def _sources(value: object) -> bool:
     if not isinstance(value, dict):
         return False
     drawn = _has(value, seed=_count, count=lambda c: _count(c, 1, 4096), shift=_number, scale=_number)
-    return drawn or _has(value, file=_text)
+    return (drawn and isinstance(value.get("normalized", True), bool)) or _has(value, file=_text)
 
 
 def _digests(value: object) -> bool:

@@ -69,11 +69,13 @@ class Preprocessing:
         return (self.shape[1] + self.stride * (count - 1), self.shape[0])
 
     def raw(self, x: Array) -> Array:
-        """Model inputs (N, *shape) as they were before normalization, float32."""
+        """Model inputs (N, *shape), or such of one recording (time, channels), as they were before normalization,
+        float32."""
         if not self.mean:
             return x
         mean, std = self._columns(x.ndim - 2)
-        return x * std + mean
+        with inputs.narrowing():
+            return x * std + mean
 
     def joined(self, x: Array) -> Array:
         """Raw inputs (N, *shape) as a bundle takes them: as they are, or one after the other as one recording."""

@@ -89,6 +89,7 @@ def _parity_data(bundle: Bundle) -> tuple[Array, Array]:
     else:
         count, *rest = steps.inputs(source["count"])
         inputs = drawn(source["seed"], count, tuple(rest), source["shift"], source["scale"])
+        inputs = steps.raw(inputs) if source.get("normalized") else inputs
     one = steps.inputs(1)
     answers = len(inputs) if steps.windows is None else (len(inputs) - one[0]) // steps.windows[1] + 1
     if inputs.shape[1:] != one[1:] or answers < 1 or not _fits(expected, answers, bundle):
