@@ -6,10 +6,13 @@ import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import fields
 from html.parser import HTMLParser
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -21,7 +24,11 @@ import talaria_coordinator
 import talaria_edge
 import talaria_export
 from talaria.cli.main import GROUP, app
+from talaria.config import Section
+from talaria.federated.run import Run
+from talaria.model.spec import ModelSpec
 from talaria.programs import shapes
+from talaria.types import Recipe
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -183,3 +190,70 @@ def test_the_site_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
             assert led.exists(), f"{file.relative_to(site)} links to {link}, which is not there"
             if parts.fragment and led in pages:
                 assert unquote(parts.fragment) in pages[led].anchors, f"{file.relative_to(site)}: nothing is at {link}"
+
+
+def listed(page: str, heading: str) -> dict[str, set[str]]:
+    """By the name of each table, the fields that the page of settings lists under ``heading``."""
+    block = page.split(f"\n## {heading}\n")[1].split("```toml\n")[1].split("```", 1)[0]
+    text = re.sub(r"^# ", "", block, flags=re.MULTILINE)
+    found: dict[str, set[str]] = {}
+
+    def walk(name: str, table: dict[str, Any]) -> None:
+        found[name] = {field for field, value in table.items() if not isinstance(value, dict) or field in ADAPTED}
+        for field, value in table.items():
+            if isinstance(value, dict) and field not in ADAPTED:
+                walk(f"{name}.{field}" if name else field, value)
+
+    walk("", tomllib.loads(text))
+    return {name: fields for name, fields in found.items() if name and fields}
+
+
+ADAPTED = ("adapters", "options")
+"""Tables that stand in one line on the page."""
+
+
+def test_the_page_of_settings_lists_every_field_that_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, set[str]] = {}
+    get = Section._get
+
+    def noted(section: Section, field: str, default: Any, rule: str) -> Any:
+        if rule != "must be a table":
+            asked.setdefault(section.name, set()).add(field)
+        return get(section, field, default, rule)
+
+    monkeypatch.setattr(Section, "_get", noted)
+    page = (DOCS / "reference" / "settings.md").read_text()
+
+    def read(load: Callable[[Path], object], *texts: str) -> dict[str, set[str]]:
+        asked.clear()
+        for text in texts:
+            path = tmp_path / "settings.toml"
+            path.write_text(text)
+            load(path)
+        return {name: set(found) for name, found in asked.items() if name not in ("", "plan")}
+
+    device = '[device]\nid="a"\nengine="onnx"\n[fleet]\nname="w"\nbroker="mqtt://127.0.0.1"\n[data]\n'
+    found = read(
+        talaria_edge.load_config,
+        f'{device}source="npz"\npath="a.npz"\n[guard]\n[home_assistant]\n[plan.widths]\nconv1=8\n',
+        f'{device}source="folder"\npath="a"\n[budget]\nlatency_ratio=0.5\n',
+        f'{device}source="smartwatch"\n',
+    )
+    known = listed(page, "device.toml")
+    found["data"] |= {"options"}
+    found |= {name: known[name] for name in ("plan.widths", "profile", "budget")}  # any names, or said in one line
+    assert known == found
+
+    fleet = '[fleet]\nname="w"\ndevices=3\n[api]\n[ingest]\n[run]\nalgorithm="fedavg"\n'
+    fleet += '[run.spec]\nname="imu_cnn"\ninput_shape=[6,100]\nclasses=7\n[rounds]\n'
+    found = read(
+        talaria_coordinator.load_config,
+        f"{fleet}[canary]\n[privacy]\nclip=1.0\n",
+        f'{fleet}mode="asynchronous"\nbuffer=2\n',
+    )
+    known = listed(page, "fleet.toml")
+    for name, kind in (("run", Run), ("run.spec", ModelSpec), ("run.recipe", Recipe)):
+        found[name] = {one.name for one in fields(kind)} - {"spec", "recipe", "hparams", "asynchronous"}
+    found["run"] |= {"defaults"}
+    found["gateways"] = known["gateways"]
+    assert known == found
