@@ -64,7 +64,7 @@ class Device {
     this.leaving = leaving;
     this.store = new Store(config.state);
     if (this.store.read("left.json").length)
-      throw new Error(`this device has left its fleet for good; to take part again, delete ${this.store.at("left.json")}`);
+      throw new Error(`this device has left its fleet for good; to take part again, its operator readmits it (\`talaria coordinator readmit\`), and ${this.store.at("left.json")} is deleted`);
     if (!leaving) requireThere(config, ["data", "kit"]);
     const { tls, ...keys } = identityOf(config.identity, config.fleet, config.device);
     this.tls = tls;
