@@ -73,7 +73,7 @@ class NpzSource:
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", valid.path("data", "path", self.path))
+        object.__setattr__(self, "path", valid.path("data", "path", self.path).absolute())
 
     def load(self) -> DeviceData:
         if not self.path.exists():

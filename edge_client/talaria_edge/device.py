@@ -350,7 +350,7 @@ def _source(data: Data, id: str, labels: tuple[str, ...], allow: tuple[str, ...]
         data = FolderSource(Path(data.removeprefix("folder:")))
     found = source_of(data, id, labels)
     if isinstance(found, FolderSource | NpzSource) and type(found) in (FolderSource, NpzSource):  # not an app's own
-        return replace(found, path=found.path.absolute(), labels=found.labels or labels)
+        return replace(found, labels=found.labels or labels)
     return replace(found, allow=allow) if isinstance(found, NamedSource) else found
 
 

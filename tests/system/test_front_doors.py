@@ -364,9 +364,11 @@ def test_a_device_stays_in_its_folders_when_its_program_goes_to_another(tmp_path
     monkeypatch.chdir(there)
     for label in ("rest", np.str_("walk"), np.int64(1)):
         one.record(np.zeros((6, 32), np.float32), label)
+    source.record(np.zeros((6, 32), np.float32), 0)  # the app's own object is of the same folder
     assert asyncio.run(asyncio.wait_for(one.run(), 60)) is None
     assert (here / "state" / "device" / "lock").is_file()
-    assert sorted(one.config.source.load().train.y.tolist() + one.config.source.load().val.y.tolist()) == [0, 1, 1]
+    found = one.config.source.load()
+    assert sorted([*found.train.y.tolist(), *found.val.y.tolist()]) == [0, 0, 1, 1]
     assert (one.config.bundle, one.config.kit) == (here / "me.talaria", here / "a.kit")
     assert not list(there.iterdir())
 

@@ -49,7 +49,8 @@ class FolderSource:
 
     When the folder holds more than ``most`` windows or ``megabytes``, or files older than ``days``, the oldest files
     are removed. What was recorded before the device's clock was set counts from its first round after. Files whose
-    names begin with a dot, or that are not whole, are never read.
+    names begin with a dot, or that are not whole, are never read. A relative ``path`` is of the folder that is current
+    now, also where the program goes to another one later.
     """
 
     path: Path
@@ -61,7 +62,7 @@ class FolderSource:
     """Tell the operator, with each update, how far the samples have moved since the first day: two numbers."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", valid.path("data", "path", self.path))
+        object.__setattr__(self, "path", valid.path("data", "path", self.path).absolute())
         for name, low, high in (("most", 1, 10_000_000), ("days", 1e-3, 36_525), ("megabytes", 0.001, LIMIT / 2**20)):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
