@@ -250,6 +250,8 @@ def test_a_password_does_not_stand_in_a_url(tmp_path, load, text, field):
     loaded = load(path)
     assert loaded.username == "me"
     assert password(loaded.password_file) == "hunter2"
+    (tmp_path / "secret").write_text("\ufeffhunter2\r\n")  # as Windows saves it; the mark was part of the password
+    assert password(loaded.password_file) == "hunter2"
     assert "hunter2" not in repr(loaded)
 
 

@@ -112,7 +112,7 @@ def password(path: Path) -> str:
     mend = "write the password there, in one line, and let its owner alone read it"
     require_private(path, mend)
     try:
-        text = read(path, mend, 1024).decode().strip()
+        text = read(path, mend, 1024).decode("utf-8-sig").strip()  # Windows puts a mark before it
     except UnicodeDecodeError:
         text = ""
     if not text or "\n" in text:
