@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
 from talaria.model.spec import ModelSpec
 from talaria.protocol.coordinator.state import Attempt, Participant, Peer
@@ -104,6 +105,12 @@ def test_status_says_who_is_missing(tmp_path, capsys):
     assert read_status(named)["waiting"] is None
     prepared = replace(named.run, seed=9, rounds=named.run.rounds + 5)
     assert read_status(replace(named, run=prepared))["rounds"] == named.run.rounds, "[run] has what is to follow it"
+    with Store(tmp_path / "coordinator.db") as store:
+        store.fleets.set_roster("watch", ["anna", "bela", "carl", "dora"])
+        store.devices.see("watch", Sight("bela", 1, {}, online=False))
+    assert read_status(named)["waiting"]["missing"] == ["bela", "carl", "dora"]
+    buffered = replace(named, run=replace(prepared, asynchronous=True), buffering=Buffering(buffer=2))
+    assert read_status(buffered)["waiting"]["missing"] == ["bela", "carl", "dora"], "rounds are learned, not buffers"
 
 
 def test_status_says_whether_a_coordinator_serves(tmp_path, capsys):

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from talaria.errors import ConfigError, StateError
+from talaria.federated.fedbuff_run import Buffering
 from talaria.federated.run import Run
 from talaria.foreign import printed
 from talaria.privacy.forms import FORMS
@@ -45,7 +46,7 @@ def read_status(config: FleetConfig) -> dict[str, Any]:
         here = {d.device for d in devices if d.online}
         rest = cohort.resting(fleet.roster, devices, config.away_days, time.time())
         awake = tuple(name for name in fleet.roster if name not in rest)
-        draw = replace(config.draw, run=run)
+        draw = replace(config.draw, run=run, buffering=(config.buffering or Buffering()) if run.asynchronous else None)
         missing = waits(draw, fleet.round + 1, awake, devices, here) if idle else None
         return {
             "fleet": fleet.name,
