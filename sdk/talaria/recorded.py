@@ -117,6 +117,8 @@ def _fitting(made: Recorded) -> Recorded:
         if values is not None and (values.ndim not in rank or not made.x.ndim or len(values) != len(made.x)):
             rows = made.x.shape[0] if made.x.ndim else 0
             form = "(N,)" if rank == (1,) else "(N,), or a row for each, (N, K)"
+            if name == "y" and rank == (1,) and values.ndim > 1:
+                form += "; number the classes or labels of a row, which text cannot name"
             raise DataError(f"data: x has {rows} rows, {name} has shape {values.shape}; give one for each, {form}")
     return replace(
         made, y=_text(_read(made), "y"), client=None if made.client is None else _text(made.client, "client")

@@ -575,6 +575,21 @@ def test_targets_that_do_not_fit_are_refused() -> None:
         Federated.from_arrays(x, np.where(np.arange(9) == 4, np.nan, 1.0), task="regression")
     with pytest.raises(DataError, match=r"y spans -1\.\.-1, so no step has a class; label steps from 0 up"):
         Federated.from_arrays(np.zeros((9, 2, 5)), np.full((9, 5), -1), task="per_step")
+    with pytest.raises(DataError, match=r"y spans -1\.\.0, so all steps have one class"):
+        Federated.from_arrays(np.zeros((9, 2, 5)), np.full((9, 5), -1) + np.eye(9, 5, dtype=int), task="per_step")
+    with pytest.raises(DataError, match=r"y has shape \(9, 5\); .* number the classes or labels of a row"):
+        Federated.from_arrays(np.zeros((9, 2, 5)), np.full((9, 5), "walk"), task="per_step")
+    flat = Federated.from_arrays(np.zeros((9, 5)), np.arange(45).reshape(9, 5) % 2, task="per_step")
+    with pytest.raises(ConfigError, match=r"class for each step of samples of shape \(5,\); .*x\[:, None\]"):
+        talaria.simulate("fedavg", flat, rounds=1)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((5, 12), "f4"), ((12, 5), "f4"), ((5, 12), "u1"), ((5, 5), "f4")])
+def test_the_side_that_is_as_long_as_the_steps_is_the_time(shape: tuple[int, int], dtype: str) -> None:
+    x, y = np.random.default_rng(0).integers(0, 9, (9, *shape)).astype(dtype), np.arange(45).reshape(9, 5) % 2
+    data = Federated.from_arrays(x, y, task="per_step", standardize=False)
+    assert data.input_shape == (5 if shape == (5, 5) else 12, 5)
+    assert talaria.simulate("fedavg", data, rounds=1).accuracy.mean > 0
     with pytest.raises(DataError, match=r"name the task of these targets"):
         Federated.from_arrays(x, np.zeros((9, 2)))
     with pytest.raises(DataError, match=r"labels span 0\.\.2, need 0 or 1"):

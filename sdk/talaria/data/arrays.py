@@ -46,7 +46,8 @@ def fields_of(
         )
     if seed < 0:
         raise ConfigError(f"data: seed={seed} must be at least 0")
-    x, done = (_numbers(raw), "named inputs") if raw.parts else _oriented(_numbers(raw), layout)
+    steps = raw.y.shape[1] if tasks.of(task).name == "per_step" and raw.y.ndim == 2 else 0
+    x, done = (_numbers(raw), "named inputs") if raw.parts else _oriented(_numbers(raw), layout, steps)
     labels, y = _targets(raw, task)
     strata = tasks.of(task).strata(y)
     raw = _dealt(raw, strata, clients, alpha, seed)
@@ -163,8 +164,9 @@ def _targets(raw: Recorded, task: str) -> tuple[tuple[str, ...], Array]:
         raise DataError(
             f"data: y has shape {y.shape}, and task={task!r} takes (N, labels or steps); give a row for each"
         )
-    if name == "per_step" and whole.max() < 0:
-        raise DataError(f"data: y spans {whole.min()}..{whole.max()}, so no step has a class; label steps from 0 up, "
+    if name == "per_step" and whole.max() < 1:
+        found = "no step has a class" if whole.max() < 0 else "all steps have one class"
+        raise DataError(f"data: y spans {whole.min()}..{whole.max()}, so {found}; label steps from 0 up to 1 at least, "
                         "with -1 for padding")  # fmt: skip
     count = y.shape[1] if name == "multilabel" else int(whole.max()) + 1
     return tuple(f"label-{k}" for k in range(count)), whole
@@ -224,8 +226,11 @@ def _numbers(raw: Recorded) -> Array:
     return x.astype(np.float32)
 
 
-def _oriented(x: Array, layout: str) -> tuple[Array, str]:
-    """``x`` with its channels after N, and what was done in words."""
+def _oriented(x: Array, layout: str, steps: int = 0) -> tuple[Array, str]:
+    """``x`` with its channels after N, and what was done in words; where each of so many ``steps`` has a class, the
+    side of a series that is as long is its time."""
+    if layout == "auto" and x.ndim == 3 and (x.shape[1] == steps) != (x.shape[2] == steps):
+        layout = "channels_last" if x.shape[1] == steps else "channels_first"
     if x.ndim == 4:
         last = x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4)
         if layout == "channels_last" or (layout == "auto" and last):

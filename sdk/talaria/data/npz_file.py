@@ -29,8 +29,9 @@ def load(
 
     **Layout.** What a model sees is (features), (channels, time) or (channels, height, width). With ``"auto"``: 4
     dimensions with 1, 3 or 4 at the end and not after N are channels-last and are turned; 3 dimensions are one-channel
-    images where they are uint8 or square from 8 x 8, else series, of which the shorter side is the channels. ``meta``
-    says what was done; ``layout`` says otherwise.
+    images where they are uint8 or square from 8 x 8, else series, of which the shorter side is the channels; where
+    each step has a class, the side with as many steps as ``y`` is the time. ``meta`` says what was done; ``layout``
+    says otherwise.
 
     **Several named inputs**, ``x_NAME`` in the file, stand side by side as (N, numbers) and keep their layout; floats
     are z-scored by the channels of each, tokens (whole numbers) and masks (bool) stay as they are.
