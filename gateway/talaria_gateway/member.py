@@ -43,5 +43,5 @@ class SiteMember(Learner):
 
     def finish(self, model_digest: bytes) -> dict[str, Any]:
         """Hand the final global model to the site. Until that has it, nobody above may take this member for done."""
-        self.above.ask(Wanted(self.run.rounds + 1, self.model(model_digest)))
+        self.above.ask(Wanted(self.run.rounds + 1, self.model(model_digest), final=True))
         return {"rounds": self.run.rounds}

@@ -160,7 +160,7 @@ def test_a_site_learns_the_rounds_that_are_asked_for_and_enters_those_that_it_mi
         await garden.service.order(order)
         with pytest.raises(ConfigError, match="this is a site; how long it learns"):
             await asyncio.wrap_future(order.answer)
-        assert await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last)) == b""
+        assert await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last, final=True)) == b""
         assert garden.store.fleets.get("garden").round == RUN.rounds, "it has the last model when that is said"
 
     garden.run(story)
@@ -184,7 +184,7 @@ def test_a_round_that_is_not_wanted_any_more_is_called_off_and_holds_nothing_up(
         garden.dora_may_learn.set()
         partial = await asked
         assert (partial.clients, partial.base_version) == (2, 1)
-        assert await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last)) == b""
+        assert await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last, final=True)) == b""
         assert garden.store.fleets.get("garden").round == RUN.rounds, "it has the last model when that is said"
 
     garden.run(story)
@@ -222,7 +222,7 @@ def test_a_site_does_not_wait_for_a_device_until_it_is_too_late_above(garden):
         partial = await garden.ask(Wanted(1, began, seconds=2.5))  # its own deadline_s is 600
         assert partial.clients == 1
         garden.dora_may_learn.set()
-        await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last))
+        await asyncio.to_thread(garden.above.ask, Wanted(RUN.rounds + 1, last, final=True))
 
     garden.run(story)
     assert garden.counted()[1] == ["carl"]

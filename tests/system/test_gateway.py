@@ -36,7 +36,7 @@ class WithSite:
         self.run, self.widths = run, widths or {}
         self.fleet = fleet(run, devices=(*DIRECT, "site"), widths=self.widths)
         self.fleet.extra = "quorum = 1.0\n[gateways]\nsite = 3\n" + more
-        self.port, self.keyed = 0, keyed
+        self.port, self.keyed, self.stay = 0, keyed, "false"
         if keyed:
             self.fleet.folder.chmod(0o755)  # Mosquitto may be another user
             self.fleet.extra += self.identity("keys-watch")
@@ -68,7 +68,7 @@ class WithSite:
 name = "garden"
 members = {json.dumps(SITE)}
 state = "site"
-stay = false
+stay = {self.stay}
 [broker]
 url = "mosquitto"
 port = {self.port}
@@ -207,6 +207,28 @@ def test_with_keys_on_both_links_a_run_goes_on_for_longer_and_the_site_with_it(f
     status, _, errors = command("coordinator", "serve", one.fleet.folder / "site.toml")
     assert status == 1
     assert "`talaria gateway run` serves it" in errors
+
+
+def test_a_site_that_serves_on_learns_the_rounds_that_a_whole_run_goes_on_for(fleet, a_run):
+    """It said again, of the first of them, what it had said of the final model: nothing. No sum of it went up."""
+    one = WithSite(fleet, a_run("fedper", rounds=1))
+    one.stay = "true"
+    one.begin()
+    one.gateway.wait_for("done", device="site")
+    assert (one.site.end(), one.direct.end()) == (0, 0)
+    one.above.process.terminate()
+    assert one.above.end() == 0
+    given(load_config(one.fleet.config), Order("extend", rounds=1))
+    one.above = one.fleet.serve()
+    assert one.above.wait_for("ready")["broker"] == one.url
+    one.direct = one.agents(one.url, "watch", DIRECT)
+    one.site = one.agents(one.gateway.wait_for("ready")["broker"], "garden", SITE)
+    one.gateway.wait_for("done", device="site")
+    assert one.site.end() == 0
+    one.gateway.process.terminate()
+    assert [program.end() for program in (one.gateway, one.direct, one.above)] == [0, 0, 0]
+    one.run = one.fleet.run = replace(one.run, rounds=2)
+    one.learned_the_same()
 
 
 def test_another_run_above_asks_for_another_folder_of_the_site_and_nothing_else(fleet, a_run):

@@ -17,13 +17,14 @@ from talaria.errors import WireError
 
 @dataclass(frozen=True)
 class Wanted:
-    """The round that the fleet above asks for, and the global model that it begins from, as it travels. The one after
-    the run's last: nothing more is to be learned, and this is the final model. The round ends above ``seconds`` after
-    it was ``asked`` for (None: it waits)."""
+    """The round that the fleet above asks for, and the global model that it begins from, as it travels. With ``final``,
+    the one after the run's last: nothing more is to be learned, until the run goes on for longer and this very round is
+    asked for. The round ends above ``seconds`` after it was ``asked`` for (None: it waits)."""
 
     round: int
     model: bytes = field(repr=False)
     seconds: float | None = None
+    final: bool = False
     asked: float = field(default_factory=time.monotonic)
 
     @cached_property
@@ -40,7 +41,7 @@ class Above:
         self._turn = threading.Condition()
         self._wanted: Wanted | None = None
         self._asking: object = None
-        self._answer: tuple[tuple[int, str], bytes | str] | None = None
+        self._answer: tuple[tuple[int, str, bool], bytes | str] | None = None
 
     @property
     def wanted(self) -> Wanted | None:
@@ -50,13 +51,13 @@ class Above:
     # -- the member's side, in threads that may wait
 
     def ask(self, wanted: Wanted) -> bytes:
-        """The site's partial sum of this round, as it travels, once it is there. Of the one after the last: nothing,
-        once the site's record has the final model.
+        """The site's partial sum of this round, as it travels, once it is there. Of what is ``final``: nothing, once
+        the site's record has that model.
 
         Raises :class:`~talaria.errors.WireError` where the site cannot make it, or something else is asked for
         meanwhile.
         """
-        mine, asking = (wanted.round, wanted.digest), object()
+        mine, asking = (wanted.round, wanted.digest, wanted.final), object()
         with self._turn:
             self._wanted, self._asking = wanted, asking
             self._turn.notify_all()
@@ -77,8 +78,9 @@ class Above:
 
     # -- the site's side
 
-    def answer(self, round: int, digest: str, said: bytes | str) -> None:
-        """The partial sum of ``round``, which began from the model ``digest``; or, as text, why there is none."""
+    def answer(self, round: int, digest: str, said: bytes | str, final: bool = False) -> None:
+        """The partial sum of ``round``, which began from the model ``digest``; or, as text, why there is none. With
+        ``final``, that the site's record has the model."""
         with self._turn:
-            self._answer = (round, digest), said
+            self._answer = (round, digest, final), said
             self._turn.notify_all()

@@ -62,9 +62,10 @@ class SiteConductor(Conductor):
             return
         here = self.fleet.round + 1, self.fleet.model_digest
         if here == (wanted.round, wanted.digest):
-            if self.over:
-                self._above.answer(wanted.round, wanted.digest, b"")
-            elif state.model is not None and state.model.version == self.fleet.round:  # what devices are told of is it
+            told = state.model is not None and state.model.version == self.fleet.round  # what devices know of is it
+            if wanted.final:
+                self._above.answer(wanted.round, wanted.digest, b"", final=True)
+            elif told and not self.over:  # where it is over, the run goes on for longer: a start of the site follows
                 super().advance(state)
             return
         current = state.attempt
@@ -73,6 +74,7 @@ class SiteConductor(Conductor):
                 wanted.round, wanted.digest,
                 f"this site has learned {self.fleet.round} rounds, and round {wanted.round} is asked for from another "
                 "global model than it has; where the fleet above was taken back, give gateway and devices new folders",
+                wanted.final,
             )  # fmt: skip
         elif current is not None and current.phase == "open":
             reason = f"the fleet above went on to round {wanted.round}"
