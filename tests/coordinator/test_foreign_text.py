@@ -36,7 +36,9 @@ def test_plain_reasons_read_as_they_were_said():
     assert json.loads(told(FORGED, as_json=True))["reason"] == FORGED
 
 
-@pytest.mark.parametrize("reason", ["[/x] is unknown", "[red]all is well[/red]", "[link=http://evil]x[/link]", COLOURS])
+@pytest.mark.parametrize(
+    "reason", ["[/x] is unknown", "[red]all is well[/red]", "[link=http://evil]x[/link]", "no aa:cd:ee", COLOURS]
+)
 def test_the_terminals_view_takes_no_markup_from_a_reason(capsys, reason):
     shown = status_with(reason, capsys)
     assert "\x1b" not in shown

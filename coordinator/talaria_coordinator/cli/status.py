@@ -113,7 +113,7 @@ def _certificates(config: FleetConfig) -> dict[str, Any] | None:
 
 def render(found: dict[str, Any], clear: bool = False) -> None:
     """Print ``found`` for people, on a cleared screen where asked for."""
-    console = Console()
+    console = Console(emoji=False)
 
     def say(text: str) -> None:
         """A line, as it is: reasons may quote what a stranger sent."""
