@@ -582,6 +582,10 @@ def test_targets_that_do_not_fit_are_refused() -> None:
     flat = Federated.from_arrays(np.zeros((9, 5)), np.arange(45).reshape(9, 5) % 2, task="per_step")
     with pytest.raises(ConfigError, match=r"class for each step of samples of shape \(5,\); .*x\[:, None\]"):
         talaria.simulate("fedavg", flat, rounds=1)
+    with pytest.raises(DataError, match=r"name the task of these targets"):
+        Federated.from_arrays(x, np.zeros((9, 2)))
+    with pytest.raises(DataError, match=r"labels span 0\.\.2, need 0 or 1"):
+        Federated.from_arrays(x, np.arange(18).reshape(9, 2) % 3, task="multilabel")
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((5, 12), "f4"), ((12, 5), "f4"), ((5, 12), "u1"), ((5, 5), "f4")])
@@ -590,10 +594,6 @@ def test_the_side_that_is_as_long_as_the_steps_is_the_time(shape: tuple[int, int
     data = Federated.from_arrays(x, y, task="per_step", standardize=False)
     assert data.input_shape == (5 if shape == (5, 5) else 12, 5)
     assert talaria.simulate("fedavg", data, rounds=1).accuracy.mean > 0
-    with pytest.raises(DataError, match=r"name the task of these targets"):
-        Federated.from_arrays(x, np.zeros((9, 2)))
-    with pytest.raises(DataError, match=r"labels span 0\.\.2, need 0 or 1"):
-        Federated.from_arrays(x, np.arange(18).reshape(9, 2) % 3, task="multilabel")
 
 
 def test_a_device_with_a_kit_serves_numbers_in_their_own_units() -> None:
