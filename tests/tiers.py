@@ -164,6 +164,7 @@ THOROUGH = (
     "tests/system/test_examples.py::test_a_benchmark_finds_what_it_imports",
     "tests/system/test_examples.py::test_what_is_wrong_with_a_comparison_of_peers",
     "tests/system/test_from_init.py::test_what_init_made_is_served_as_it_is_and_shows_no_secret",
+    "tests/system/test_gateway.py::test_a_site_that_serves_on",
     "tests/system/test_gateway.py::test_a_gateway_is_killed_in_every_round",
     "tests/system/test_gateway.py::test_another_run_above",
     "tests/system/test_gateway.py::test_with_keys_on_both_links",
