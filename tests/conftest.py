@@ -1,6 +1,7 @@
 """For all tests: no verdict depends on how fast this machine is just now, servers are real, and none is skipped."""
 
 import gc
+import os
 import sys
 from collections import Counter
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # for servers.py and its like, which several folders use
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as `make test` has it: threads wait for each other on a busy machine
 
 from servers import serving_postgres, serving_s3
 from tiers import LONG, QUICK_LAWS, SLOW, THOROUGH, WAITS, is_thorough
