@@ -31,7 +31,7 @@ from talaria_export.convert.passes.preprocessing import prefixed_bytes
 from talaria_export.convert.passes.rewrites import hollow_bytes, slim_opsets
 from talaria_export.convert.quantize import Gate, Made, make_variants
 from talaria_export.runtime import cpu
-from talaria_export.runtime.parity_inputs import drawn, over, spread
+from talaria_export.runtime.parity_inputs import drawn_as, over, spread
 from talaria_export.runtime.session import Session, optimized
 
 if TYPE_CHECKING:
@@ -272,10 +272,9 @@ def _probes(
         return steps.joined(steps.raw(held.x[:count])), {"file": "parity/inputs.npy"}
     kinds = _vocabulary(model)
     shift, scale = over(kinds) if kinds else spread(example if held is None else held.x)
-    length, *rest = steps.inputs(count)
-    given = steps.raw(drawn(seed, length, tuple(rest), shift, scale))  # each channel in the unit that it comes in
-    source = {"seed": seed, "count": count, "shift": shift, "scale": scale}
-    return given, source | ({"normalized": True} if steps.mean else {})
+    source: dict[str, Any] = {"seed": seed, "count": count, "shift": shift, "scale": scale}
+    source |= {"normalized": True} if steps.mean else {}
+    return drawn_as(source, steps), source
 
 
 def _vocabulary(model: Model) -> int:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from talaria.tensors import Array
+from talaria_export.bundle.preprocess import Preprocessing
 
 
 def drawn(seed: int, count: int, shape: tuple[int, ...], shift: float, scale: float) -> Array:
@@ -18,6 +21,14 @@ def drawn(seed: int, count: int, shape: tuple[int, ...], shift: float, scale: fl
     raw = np.random.PCG64(seed).random_raw(size)
     unit = (np.asarray(raw, dtype=np.uint64) >> np.uint64(40)).astype(np.float64) / 2**24
     return ((unit * 2 - 1) * math.sqrt(3) * scale + shift).astype(np.float32).reshape(count, *shape)
+
+
+def drawn_as(source: Mapping[str, Any], steps: Preprocessing) -> Array:
+    """The inputs that a manifest's ``parity`` names, ``seed``, ``count``, ``shift`` and ``scale``, as the bundle takes
+    them; where ``normalized``, each channel in the unit that it comes in."""
+    length, *rest = steps.inputs(source["count"])
+    x = drawn(source["seed"], length, tuple(rest), source["shift"], source["scale"])
+    return steps.raw(x) if source.get("normalized") else x
 
 
 def spread(x: Array | None) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from talaria_export.bundle.bundle import Bundle, open_bundle
 from talaria_export.bundle.preprocess import Preprocessing, inputs_of, of_file
 from talaria_export.bundle.report import Check, Report
 from talaria_export.runtime.likeness import likeness
-from talaria_export.runtime.parity_inputs import drawn
+from talaria_export.runtime.parity_inputs import drawn_as
 from talaria_export.runtime.session import Session, session_of
 from talaria_export.runtime.timing import interleaved
 
@@ -84,12 +84,7 @@ def _parity_data(bundle: Bundle) -> tuple[Array, Array]:
     source = bundle.manifest["parity"]["inputs"]
     expected = bundle.array(bundle.manifest["parity"]["outputs"])
     steps = bundle.steps
-    if "file" in source:
-        inputs = bundle.array(source["file"])
-    else:
-        count, *rest = steps.inputs(source["count"])
-        inputs = drawn(source["seed"], count, tuple(rest), source["shift"], source["scale"])
-        inputs = steps.raw(inputs) if source.get("normalized") else inputs
+    inputs = bundle.array(source["file"]) if "file" in source else drawn_as(source, steps)
     one = steps.inputs(1)
     answers = len(inputs) if steps.windows is None else (len(inputs) - one[0]) // steps.windows[1] + 1
     if inputs.shape[1:] != one[1:] or answers < 1 or not _fits(expected, answers, bundle):

@@ -100,9 +100,10 @@ def plan(
     model = model or preset.model or "imu_cnn"
     name, options = taken_apart(model, "--model")
     known_shape, known_classes = SHAPES.get(name, ((3, 224, 224), 1000))
+    dims = _dims(shape)
     spec = ModelSpec(
         name,
-        _dims(shape) or known_shape,
+        dims or known_shape,
         classes or known_classes,
         pretrained=pretrained,
         options=tuple(options.items()),
@@ -122,8 +123,8 @@ def plan(
     goal = task or (tasks.CLASSIFICATION if learned is None else learned.task)
     aim, regression = tasks.of(goal), tasks.of(goal).name == "regression"
     if learned is not None:
-        x_shape = tuple(learned.train.x.shape[1:])
-        spec = replace(spec, input_shape=_dims(shape) or x_shape, classes=classes or learned.outputs)
+        of_data = tuple(learned.train.x.shape[1:])
+        spec = replace(spec, input_shape=dims or of_data, classes=classes or learned.outputs)
     elif regression and classes is None:
         spec = replace(spec, classes=1)
     if spec.classes < aim.fewest:

@@ -352,13 +352,18 @@ def fitting(
 
     (features,) takes ``mlp``, (channels, length) ``imu_cnn``, or ``steps_cnn`` where ``each_step`` has a class, and
     (channels, H, W) ``fmnist_cnn``; where there is less than about one sample per class to tell channels apart, or the
-    window is too short to convolve, ``mlp``.
+    window is too short to convolve, ``mlp``. Raises :class:`~talaria.errors.ConfigError` where nothing here fits.
     """
     shape = tuple(input_shape)
+    if each_step and len(shape) != 2:
+        raise ConfigError(
+            f"model: none of the zoo says a class for each step of samples of shape {shape}; give (N, channels, "
+            "steps), x[:, None] for one channel, or name a network that gives (N, steps, classes)"
+        )
     if samples < 1:
         raise ConfigError(f"fitting: samples={samples} must be at least 1; give labelled data")
     name = "mlp"
-    if each_step and len(shape) == 2:
+    if each_step:
         name = "steps_cnn"
     elif len(shape) == 2 and shape[1] >= 8:
         name = "imu_cnn"

@@ -171,11 +171,6 @@ def _named(
     if named is None:
         smallest = min(len(c.train) for c in data.clients.values())
         steps = tasks.of(data.task).name == "per_step"
-        if steps and len(data.input_shape) != 2:
-            raise ConfigError(
-                f"model: none of the zoo says a class for each step of samples of shape {data.input_shape}; give "
-                "(N, channels, steps), x[:, None] for one channel, or name a network that gives (N, steps, classes)"
-            )
         fit = zoo.fitting(data.input_shape, data.classes, smallest, seed=seed, each_step=steps)
         return replace(fit, adapters=extra, pretrained=pretrained)
     name, options = taken_apart(named, "--model")
