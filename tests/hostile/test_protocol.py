@@ -12,7 +12,7 @@ from talaria.protocol import actions as a
 from talaria.protocol import events as e
 from talaria.protocol.coordinator.machine import CoordinatorMachine, CoordinatorState, Rules
 from talaria.protocol.device.machine import DeviceLimits, DeviceMachine, DeviceState
-from talaria.protocol.transfer import chunk_frames, transfer_of
+from talaria.protocol.transfer import Known, chunk_frames, transfer_of
 from talaria.wire import messages as m
 from talaria.wire.chunks import describe
 from talaria.wire.frames import Header, decode_frame, encode_frame
@@ -638,7 +638,7 @@ def test_a_changed_file_is_not_sent():
         list(chunk_frames(action, lambda off, n: bytes(n)))
     for gone in (b"", bytes(CUT.place(0)[1] + 1)):
         with pytest.raises(WireError, match="changed"):
-            list(chunk_frames(action, lambda off, n, gone=gone: gone, known=True))
+            list(chunk_frames(action, lambda off, n, gone=gone: gone, known=Known()))
 
 
 # a device that lost its memory, or a coordinator that went back

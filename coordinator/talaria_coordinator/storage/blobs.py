@@ -145,10 +145,13 @@ class FolderBlobs:
                     for one in (target, target.parent, self.folder):  # who put it may have been killed before that
                         durable.flush(one)
                     return
-            with suppress(FileExistsError):
-                target.parent.mkdir()
-                durable.flush(self.folder)
-            make(target)
+            try:
+                make(target)
+            except FileNotFoundError:  # the first one in its folder
+                with suppress(FileExistsError):
+                    target.parent.mkdir()
+                    durable.flush(self.folder)
+                make(target)
             self._sums[digest] = _sum(data)
         except OSError as error:
             raise StateError(

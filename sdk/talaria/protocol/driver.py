@@ -15,6 +15,7 @@ from talaria.errors import WireError
 from talaria.protocol.actions import Publish, SendChunks
 from talaria.protocol.events import Connected, Received
 from talaria.protocol.line import Line, Sent, send
+from talaria.protocol.transfer import Known
 from talaria.wire.chunks import Cut
 from talaria.wire.mqtt import Arrival, LinkDown, LinkUp, NotTaken, Transport
 
@@ -31,7 +32,7 @@ class Driver:
     the events to count, in their order. At most ``inbox`` events wait; who puts more waits too."""
 
     def __init__(self, read: Read, sent: Sent = lambda size: None, *, inbox: int, known: bool = False) -> None:
-        self._read, self._sent, self._known = read, sent, known
+        self._read, self._sent, self._known = read, sent, Known() if known else None
         self.inbox: asyncio.Queue[object] = asyncio.Queue(inbox)
         self._line = Line()
         self._beside: list[asyncio.Task[None]] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from talaria.protocol.actions import Publish, SendChunks
-from talaria.protocol.transfer import chunk_frames
+from talaria.protocol.transfer import Known, chunk_frames
 from talaria.wire.mqtt import Transport
 
 Sent = Callable[[int], None]
@@ -48,7 +48,12 @@ class Line:
 
 
 async def send(
-    link: Transport, action: SendChunks, read: Callable[[int, int], bytes | memoryview], sent: Sent, *, known: bool
+    link: Transport,
+    action: SendChunks,
+    read: Callable[[int, int], bytes | memoryview],
+    sent: Sent,
+    *,
+    known: Known | None,
 ) -> None:
     """Send the chunks of ``action``, which ``read(offset, length)`` gives, until the link is down. What is on its way
     is not sent twice: over a thin link it is asked for again. ``sent`` is told the bytes of each, topic and payload; of

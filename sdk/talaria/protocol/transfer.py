@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from talaria.bitmaps import bits_of
 from talaria.errors import WireError
@@ -15,7 +16,7 @@ from talaria.protocol import state_codec
 from talaria.protocol.actions import SendChunks
 from talaria.wire.chunks import Cut
 from talaria.wire.frames import Frame, Header, encode_frame
-from talaria.wire.messages import CHUNK
+from talaria.wire.messages import CHUNK, MAX_CHUNKS
 from talaria.wire.topics import Topic
 
 THIN = 16 * 1024
@@ -109,18 +110,34 @@ class Receiver:
         return bits_of(ask, self.cut.count)
 
 
+class Known:
+    """That bytes are known to be what was cut, since they lie in memory: none are hashed once more for each who asks,
+    and the crc32 of a chunk is found once."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[bytes, int, int], int] = {}
+
+    def crc(self, cut: Cut, index: int, data: bytes | memoryview) -> int:
+        """The crc32 of chunk ``index``, which is ``data``."""
+        key = cut.sha256, cut.chunk, index
+        if key not in self._sums:
+            if len(self._sums) == MAX_CHUNKS:
+                self._sums.clear()  # of models of before, mostly
+            self._sums[key] = crc32(data)
+        return self._sums[key]
+
+
 def chunk_frames(
-    action: SendChunks, read: Callable[[int, int], bytes | memoryview], *, known: bool = False
+    action: SendChunks, read: Callable[[int, int], bytes | memoryview], *, known: Known | None = None
 ) -> Iterator[tuple[str, bytes]]:
     """``(topic, payload)`` of each chunk that ``action`` names; ``read(offset, length)`` gives the bytes.
 
-    A chunk that no longer matches the cut is a :class:`WireError`: the file behind it changed. Bytes that are ``known``
-    cannot have changed since they were cut, and are not hashed once more for each who asks.
+    A chunk that no longer matches the cut is a :class:`WireError`: the file behind it changed, unless it is ``known``.
     """
     for index in action.indices:
         offset, length = action.cut.place(index)
         data = read(offset, length)
-        if len(data) != length or not (known or action.cut.fits(index, data)):
+        if len(data) != length or (known is None and not action.cut.fits(index, data)):
             raise WireError(f"chunk {index} of {action.xfer} changed since it was offered; encode it again")
         device = "" if action.kind == "m" else action.device
         header = Header(
@@ -137,7 +154,7 @@ def chunk_frames(
             topic = Topic(action.fleet, "m", model8=action.xfer[:8], index=index)
         else:
             topic = Topic(action.fleet, "up" if action.kind == "up" else "dn", action.device, action.xfer)
-        yield str(topic), encode_frame(header, data)
+        yield str(topic), encode_frame(header, data, crc=None if known is None else known.crc(action.cut, index, data))
 
 
 @dataclass

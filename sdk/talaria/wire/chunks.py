@@ -112,9 +112,7 @@ class FileAssembly:
             raise TooLarge(f"transfer of {cut.size} bytes is above the limit of {limit}")
         self.path, self.cut, self._fd = path, cut, -1
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            durable.own(path)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = _opened(path)
             os.ftruncate(self._fd, cut.size)
         except OSError as why:
             self.close()
@@ -190,6 +188,20 @@ class FileAssembly:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _opened(path: Path) -> int:
+    """The file at ``path``, open to be read and written; made, with its folder, where it is not there."""
+    how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(
+            path, how | os.O_EXCL, 0o600
+        )  # of most transfers nothing is there, and this is all that it takes
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        durable.own(path)
+    return os.open(path, how, 0o600)
 
 
 class Assemblies(Generic[Key]):

@@ -15,6 +15,7 @@ import msgpack
 
 from talaria.errors import TooLarge, WireError
 from talaria.foreign import DEPTH, named, reading, shallow, shown
+from talaria.wire.crc import crc32_of_both
 from talaria.wire.signing import SIGNATURE_BYTES, Signer, verified
 
 MAGIC = b"FLF1"
@@ -82,8 +83,11 @@ _KEYS = {
 }
 
 
-def encode_frame(header: Header, payload: bytes | memoryview, signer: Signer | None = None) -> bytes:
-    """The bytes of one frame, signed where a ``signer`` is given. Raises :class:`TooLarge` beyond 1 MiB."""
+def encode_frame(
+    header: Header, payload: bytes | memoryview, signer: Signer | None = None, crc: int | None = None
+) -> bytes:
+    """The bytes of one frame, signed where a ``signer`` is given; ``crc`` is the payload's crc32 where that is known.
+    Raises :class:`TooLarge` beyond 1 MiB."""
     if len(payload) > MAX_PAYLOAD:
         raise TooLarge(f"frame: payload of {len(payload)} bytes is above {MAX_PAYLOAD}; send it in chunks")
     plain = _pack(header, len(payload), b"")
@@ -91,7 +95,9 @@ def encode_frame(header: Header, payload: bytes | memoryview, signer: Signer | N
     if len(head) > MAX_HEADER:
         raise TooLarge(f"frame: header of {len(head)} bytes is above {MAX_HEADER}; shorten the names")
     begin = MAGIC + struct.pack("<H", len(head)) + head
-    return b"".join((begin, payload, struct.pack("<I", zlib.crc32(payload, zlib.crc32(begin)))))
+    first = zlib.crc32(begin)
+    whole = zlib.crc32(payload, first) if crc is None else crc32_of_both(first, crc, len(payload))
+    return b"".join((begin, payload, struct.pack("<I", whole)))
 
 
 def decode_frame(data: bytes) -> Frame:

@@ -312,7 +312,7 @@ class _Session:
         client.enable_logger(_Errors(self))
         client.on_connect = self._on_connect
         client.on_subscribe = self._on_subscribe
-        client.on_message = self._on_message
+        client.told = self._told
         client.on_publish = self._on_publish
         client.on_disconnect = self._on_disconnect
 
@@ -461,14 +461,9 @@ class _Session:
         batch = self._batches.pop(mid, ())
         self._post(self._subscribed, mid, tuple(f for f, code in zip(batch, codes, strict=False) if code.is_failure))
 
-    def _on_message(self, _client: paho.Client, _data: Any, message: paho.MQTTMessage) -> None:
-        try:
-            topic = message.topic
-        except UnicodeDecodeError:
-            return  # an error here would end the network thread
-        payload = self._client.payload
+    def _told(self, topic: str, payload: bytes, retained: bool) -> None:
         if self._budget.take(len(payload)):
-            self._post(self._arrived, Arrival(topic, payload, message.retain))
+            self._post(self._arrived, Arrival(topic, payload, retained))
 
     def _on_publish(self, _client: paho.Client, _data: Any, mid: int, code: Any = None, *_: Any) -> None:
         self._post(self._acked, mid, str(code) if getattr(code, "is_failure", False) else "")

@@ -1,31 +1,60 @@
-"""paho's client, which holds no more of a message than says anything to us, and copies its payload once."""
+"""paho's client, which holds no more of a message than says anything to us, and does little for each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import paho.mqtt.client as paho
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
 
 from talaria.wire.frames import MAX_FRAME
 
 LARGEST, PIECE = MAX_FRAME + (1 << 16) + 1280, 1 << 18
 """Bytes of a packet that are held at most, so that no frame on any topic is cut, and those that are read at once."""
+AHEAD = 1 << 12
+"""Bytes that are read at once where paho asks for fewer."""
+_SUCCESS = MQTTErrorCode.MQTT_ERR_SUCCESS
+_TAKEN = ReasonCode(PacketTypes.PUBACK)
+_NO_PROPERTIES = Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
 
 
 class Client(paho.Client):
     """What is beyond the largest packet that says anything to us is read and forgotten, not held: a broker, or whoever
-    may publish there, can send 256 MiB at once. What is left of it is no frame, and is acknowledged as any other. A
-    payload is copied once: paho, which takes a packet apart by four copies of all that is left, sees none of it."""
+    may publish there, can send 256 MiB at once. What is left of it is no frame, and is acknowledged as any other.
 
-    payload = b""
-    """Of the message that is being told."""
+    A message and an acknowledgement are taken apart here: a payload is copied once, where paho copies all that is left
+    of a packet four times, and nothing is made of MQTT 5's properties, which nobody reads. paho reads a packet's first
+    bytes one by one from the socket; here they come out of what was read ahead."""
+
+    told: Callable[[str, bytes, bool], None] | None = None
+    """Is told the topic and payload of each message, and whether it was retained. It must not raise."""
     over = False
     """Whether nobody waits any more for the connection that is being made."""
+    _ahead = memoryview(b"")
+    _drains = False
+    """Whether only what was read ahead is taken."""
 
     def let_go(self) -> None:
         """Close what wakes the network thread, which has ended: paho leaves that to the garbage collector."""
         self._reset_sockets(sockpair_only=True)
 
+    def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
+        """Read what came, with what was read ahead: no selector tells of that."""
+        code = super().loop_read(max_packets)
+        self._drains = True
+        try:
+            while code == _SUCCESS and self._ahead:
+                code = super().loop_read(max_packets)
+        finally:
+            self._drains = False
+        return code
+
     def _create_socket(self) -> paho.SocketLike:
+        self._ahead = memoryview(b"")
         made = super()._create_socket()
         if self.over:  # it would put out the link that was made meanwhile
             made.close()
@@ -34,7 +63,14 @@ class Client(paho.Client):
 
     def _sock_recv(self, bufsize: int) -> bytes:
         del self._in_packet["packet"][LARGEST:]
-        return super()._sock_recv(min(bufsize, PIECE))
+        if not self._ahead:
+            if self._drains:
+                raise BlockingIOError
+            if bufsize >= AHEAD:
+                return super()._sock_recv(min(bufsize, PIECE))
+            self._ahead = memoryview(super()._sock_recv(AHEAD))
+        taken, self._ahead = self._ahead[:bufsize], self._ahead[bufsize:]
+        return bytes(taken)
 
     def _packet_handle(self) -> MQTTErrorCode:
         try:
@@ -43,26 +79,48 @@ class Client(paho.Client):
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
 
     def _handle_publish(self) -> MQTTErrorCode:
-        if self._in_packet["command"] & 0x04:  # QoS 2, which nobody asked for: held until the broker says so
+        command, packet = self._in_packet["command"], self._in_packet["packet"]
+        numbered = bool(command & 0x02)
+        topic_end = 2 + int.from_bytes(packet[:2], "big")
+        begin = _payload_at(packet, topic_end + 2 * numbered, self.protocol == MQTTProtocolVersion.MQTTv5)
+        if command & 0x04 or begin > len(packet):  # QoS 2, which nobody asked for, is held until the broker says so
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        packet = self._in_packet["packet"]
-        numbered, v5 = bool(self._in_packet["command"] & 0x02), self.protocol == MQTTProtocolVersion.MQTTv5
-        begin = _payload_at(packet, numbered, v5)
-        self.payload, self._in_packet["packet"] = bytes(memoryview(packet)[begin:]), packet[:begin]
         try:
-            return super()._handle_publish()
-        finally:
-            self.payload = b""
+            topic = packet[2:topic_end].decode()
+        except UnicodeDecodeError:
+            topic = ""  # no topic of anybody
+        if topic and self.told is not None:
+            self.told(topic, bytes(memoryview(packet)[begin:]), bool(command & 0x01))
+        return self._send_puback(int.from_bytes(packet[topic_end : topic_end + 2], "big")) if numbered else _SUCCESS
+
+    def _send_puback(self, mid: int) -> MQTTErrorCode:
+        """Queued by who reads, which writes before it waits: nobody is to be woken."""
+        packet = bytes((paho.PUBACK, 2)) + mid.to_bytes(2, "big")
+        self._out_packet.append(
+            {"command": paho.PUBACK, "mid": mid, "qos": 1, "pos": 0, "to_process": 4, "packet": packet, "info": None}
+        )
+        self._call_socket_register_write()
+        return _SUCCESS
+
+    def _handle_pubackcomp(self, cmd: Any) -> MQTTErrorCode:
+        packet = self._in_packet["packet"]
+        if len(packet) != 2:  # it says why it was not taken
+            return super()._handle_pubackcomp(cmd)
+        number = int.from_bytes(packet, "big")
+        with self._out_message_mutex:
+            if number not in self._out_messages:
+                return _SUCCESS
+            return self._do_on_publish(number, _TAKEN, _NO_PROPERTIES)
 
 
-def _payload_at(packet: bytearray, numbered: bool, v5: bool) -> int:
-    """Where the payload of a PUBLISH begins, after its topic, its packet's number and the properties of MQTT 5; at the
-    end of one that is cut short."""
-    begin = 2 + int.from_bytes(packet[:2], "big") + 2 * numbered
-    if v5:
-        length = packet[begin : begin + 4]
-        for place, byte in enumerate(length):  # seven bits each, the last one below 128
-            begin += 1 + ((byte & 127) << 7 * place)
-            if byte < 128:
-                break
-    return min(begin, len(packet))
+def _payload_at(packet: bytearray, begin: int, v5: bool) -> int:
+    """Where the payload of a PUBLISH begins, after the properties of MQTT 5, which are at ``begin``; beyond the end of
+    one that is cut short."""
+    if not v5:
+        return begin
+    length = packet[begin : begin + 4]
+    for place, byte in enumerate(length):  # seven bits each, the last one below 128
+        begin += 1 + ((byte & 127) << 7 * place)
+        if byte < 128:
+            return begin
+    return len(packet) + 1

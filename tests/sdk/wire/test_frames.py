@@ -42,6 +42,11 @@ def test_a_frame_comes_back(header, payload, signed):
     assert not signed_by(frame, Signer.generate().public)
 
 
+@given(HEADERS, st.binary(max_size=2000))
+def test_a_frame_is_the_same_where_the_sum_of_its_payload_is_known(header, payload):
+    assert encode_frame(header, payload, crc=zlib.crc32(payload)) == encode_frame(header, payload)
+
+
 @given(HEADERS, st.binary(max_size=100), st.data())
 def test_a_frame_with_one_flipped_bit_is_refused(header, payload, data):
     good = bytearray(encode_frame(header, payload, KEY))

@@ -335,7 +335,7 @@ def test_a_payload_is_what_was_published_whatever_stands_before_it(mosquitto, th
         other.loop_stop()
         client = link._session._client
         await link.close()
-        assert client.payload == b""
+        assert not client._in_packet["packet"]
 
     asyncio.run(story())
 
@@ -383,6 +383,39 @@ def test_a_broker_that_sends_what_nobody_asked_for_cannot_have_it_held(threaded)
     reason, held = told(packets, threaded)
     assert "error" in reason  # of the protocol, where paho knows that word
     assert not held
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_what_came_in_one_piece_is_heard_and_acknowledged_though_nothing_comes_after_it(threaded):
+    """Of what was read ahead no selector tells."""
+    payloads = [bytes([number % 256]) * (100_000 if number == 150 else number % 3) for number in range(300)]
+
+    def packet(number, payload):
+        left = 6 + len(payload)
+        length = bytes([left & 127 | 128, left >> 7 & 127 | 128, left >> 14])
+        return b"\x32" + length + b"\x00\x01a" + number.to_bytes(2, "big") + b"\x00" + payload
+
+    async def serve(reader, writer):
+        for answer in (b"\x20\x03\x00\x00\x00", b"\x90\x04\x00\x01\x00\x01"):
+            await reader.readexactly((await reader.readexactly(2))[1])
+            writer.write(answer)
+        writer.write(b"".join(packet(number, payload) for number, payload in enumerate(payloads, 1)))
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the first connection asks what MQTT is spoken here
+            said.append(await reader.readexactly(4 * len(payloads)))
+        writer.close()
+
+    async def story():
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(30):
+            link = Mqtt(f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}", "anna", ("a",), threaded=threaded)
+            await link.start()
+            heard = [one.payload for one in await arrivals(link, len(payloads))]
+            await until(link, LinkDown)
+            await link.close()
+            return heard
+
+    said = []
+    assert asyncio.run(story()) == payloads
+    assert said == [b"".join(b"\x40\x02" + number.to_bytes(2, "big") for number in range(1, 301))]
 
 
 @pytest.mark.parametrize("threaded", [True, False])

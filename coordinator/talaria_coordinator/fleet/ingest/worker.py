@@ -20,7 +20,7 @@ from talaria.errors import StateError, TalariaError, WireError
 from talaria.protocol.actions import Counted, SendChunks
 from talaria.protocol.coordinator.state import credit_of
 from talaria.protocol.line import Line, send
-from talaria.protocol.transfer import Receiver
+from talaria.protocol.transfer import Known, Receiver
 from talaria.wire.chunks import Cut
 from talaria.wire.frames import MAX_FRAME, decode_frame
 from talaria.wire.messages import CHUNK
@@ -175,12 +175,13 @@ class Worker:
 
     async def _send(self, link: Mqtt) -> None:
         """Send what stands in line. What does not get through, its device asks for again."""
+        known = Known()
         while True:
             action = await self._line.next()
             if isinstance(action, SendChunks):
                 try:
                     data, gone = await self._read(action.cut.sha256), list[int]()
-                    await send(link, action, partial(_piece, data), gone.append, known=True)
+                    await send(link, action, partial(_piece, data), gone.append, known=known)
                     self._say(Sent(sum(gone)))
                 except StateError as error:
                     self._say(Trouble(action.device, str(error)))
