@@ -22,6 +22,8 @@ def shallow(value: Any, depth: int = DEPTH) -> bool:
     """True where lists and maps stand at most ``depth`` deep in each other; needs no stack itself."""
     level = [value] if isinstance(value, _NESTS) else []
     for _ in range(depth):
+        if not level:  # of most values at once: this is asked of each message twice
+            return True
         level = [
             inner
             for outer in level

@@ -87,8 +87,18 @@ class Message:
     TYPE: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            f.metadata["check"](f"{self.TYPE}.{f.name}", getattr(self, f.name))
+        for name, spoken, check in _checks(type(self)):
+            check(spoken, getattr(self, name))
+
+
+_CHECKS: dict[type[Message], tuple[tuple[str, str, Check], ...]] = {}
+
+
+def _checks(of: type[Message]) -> tuple[tuple[str, str, Check], ...]:
+    """Name, full name and check of each field of a message's class: dataclasses go through all they know each time."""
+    if of not in _CHECKS:
+        _CHECKS[of] = tuple((f.name, f"{of.TYPE}.{f.name}", f.metadata["check"]) for f in fields(of))
+    return _CHECKS[of]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,7 +433,8 @@ BY_TYPE: dict[str, type[Message]] = {m.TYPE: m for m in _ALL}
 def encode_message(message: Message) -> bytes:
     """The payload of the frame that carries ``message``."""
     # A reason may quote a file name, which need not be text: it loses a character, not the message.
-    packed: bytes = msgpack.packb({f.name: getattr(message, f.name) for f in fields(message)}, unicode_errors="replace")
+    values = {name: getattr(message, name) for name, _, _ in _checks(type(message))}
+    packed: bytes = msgpack.packb(values, unicode_errors="replace")
     return packed
 
 
@@ -441,7 +452,7 @@ def _decoded(frame: Frame) -> Message:
     if len(frame.payload) > MAX_MESSAGE:
         raise TooLarge(f"message {cls.TYPE!r}: {len(frame.payload)} bytes are above {MAX_MESSAGE}; refused unread")
     values = unpack(frame.payload, f"message {cls.TYPE!r}")
-    names = {f.name for f in fields(cls)}
+    names = {name for name, _, _ in _checks(cls)}
     if not isinstance(values, dict) or set(values) != names:
         got = named(values) if isinstance(values, dict) else type(values).__name__
         raise WireError(f"message {cls.TYPE!r}: needs the fields {sorted(names)}, got {got}")

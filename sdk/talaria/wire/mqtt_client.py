@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
@@ -92,6 +92,10 @@ class Client(paho.Client):
         if topic and self.told is not None:
             self.told(topic, bytes(memoryview(packet)[begin:]), bool(command & 0x01))
         return self._send_puback(int.from_bytes(packet[topic_end : topic_end + 2], "big")) if numbered else _SUCCESS
+
+    def _packet_queue(self, command: int, packet: Any, mid: int, qos: int, info: Any = None) -> MQTTErrorCode:
+        """paho cuts off what is left each time that the socket takes some; of a view that copies nothing."""
+        return super()._packet_queue(command, cast("Any", memoryview(packet)), mid, qos, info)
 
     def _send_puback(self, mid: int) -> MQTTErrorCode:
         """Queued by who reads, which writes before it waits: nobody is to be woken."""
