@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
+import numpy as np
 import paho.mqtt.client as paho
 from paho.mqtt.enums import MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
@@ -59,6 +62,8 @@ class Client(paho.Client):
         if self.over:  # it would put out the link that was made meanwhile
             made.close()
             raise ConnectionAbortedError
+        if (frame := getattr(made, "_create_frame", None)) is not None:  # a WebSocket
+            made._create_frame = partial(_masked, frame)  # type: ignore[attr-defined]
         return made
 
     def _sock_recv(self, bufsize: int) -> bytes:
@@ -115,6 +120,19 @@ class Client(paho.Client):
             if number not in self._out_messages:
                 return _SUCCESS
             return self._do_on_publish(number, _TAKEN, _NO_PROPERTIES)
+
+
+def _masked(
+    frame: Callable[[int, bytearray, int], bytearray], opcode: int, data: bytearray, masks: int = 1
+) -> bytearray:
+    """What ``frame``, of paho's WebSocket, makes of ``data``. It masks byte by byte: 100 ms for a MiB."""
+    plain = frame(opcode, data, 0)
+    if not masks:
+        return plain
+    head, key = len(plain) - len(data), os.urandom(4)
+    mask = np.frombuffer(key * (len(data) // 4 + 1), np.uint8, len(data))
+    plain[1] |= 0x80  # it is masked
+    return plain[:head] + key + (np.frombuffer(data, np.uint8) ^ mask).tobytes()
 
 
 def _payload_at(packet: bytearray, begin: int, v5: bool) -> int:
