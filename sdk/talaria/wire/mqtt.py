@@ -464,6 +464,9 @@ class _Session:
     def _told(self, topic: str, payload: bytes, retained: bool) -> None:
         if self._budget.take(len(payload)):
             self._post(self._arrived, Arrival(topic, payload, retained))
+        else:  # much else may have been read ahead, and each waits as long: the broker is told that we live
+            self._client.loop_write()
+            self._client.loop_misc()
 
     def _on_publish(self, _client: paho.Client, _data: Any, mid: int, code: Any = None, *_: Any) -> None:
         self._post(self._acked, mid, str(code) if getattr(code, "is_failure", False) else "")

@@ -77,6 +77,12 @@ class Client(paho.Client):
         taken, self._ahead = self._ahead[:bufsize], self._ahead[bufsize:]
         return bytes(taken)
 
+    def _sock_send(self, buf: Any) -> int:
+        sent = super()._sock_send(buf)
+        if not sent:  # its WebSocket has sent a part and keeps the rest, and paho would forget the packet
+            raise BlockingIOError
+        return sent
+
     def _packet_handle(self) -> MQTTErrorCode:
         try:
             return super()._packet_handle()
@@ -88,7 +94,7 @@ class Client(paho.Client):
         numbered = bool(command & 0x02)
         topic_end = 2 + int.from_bytes(packet[:2], "big")
         begin = _payload_at(packet, topic_end + 2 * numbered, self.protocol == MQTTProtocolVersion.MQTTv5)
-        if command & 0x04 or begin > len(packet):  # QoS 2, which nobody asked for, is held until the broker says so
+        if command & 0x04 or begin > self._in_packet["remaining_length"]:  # QoS 2 would be held, unasked
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         try:
             topic = packet[2:topic_end].decode()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import datetime
 import gc
+import hashlib
 import ipaddress
 import os
 import random
@@ -16,6 +18,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import paho.mqtt.client as paho
 import pytest
 from cryptography import x509
@@ -28,7 +31,7 @@ from paho.mqtt.properties import Properties
 from talaria.errors import ConfigError, StateError, TransportError
 from talaria.identity.credentials import password_in
 from talaria.wire.frames import MAX_FRAME
-from talaria.wire.inbox_budget import Budget
+from talaria.wire.inbox_budget import EACH, Budget
 from talaria.wire.mqtt import (
     Address,
     Arrival,
@@ -332,7 +335,9 @@ def test_a_payload_is_what_was_published_whatever_stands_before_it(mosquitto, th
                 about.UserProperty = ("k", "v" * size)
                 sent.append((f"t/{size}/ü", payload))
                 other.publish(*sent[-1], qos=len(sent) % 2, properties=about if size else None).wait_for_publish(20)
-        assert [(one.topic, one.payload) for one in await arrivals(link, len(sent))] == sent
+        about.UserProperty = [("k", "v" * 65_000)] * 20  # beyond what is held: nobody may cut a link with them
+        other.publish("t/far", b"x", qos=1, properties=about).wait_for_publish(20)
+        assert [(one.topic, one.payload) for one in await arrivals(link, len(sent) + 1)] == [*sent, ("t/far", b"")]
         other.disconnect()
         other.loop_stop()
         client = link._session._client
@@ -910,6 +915,87 @@ def test_a_websocket_masks_as_paho_does(size, monkeypatch):
     data = random.Random(size).randbytes(size)
     for masks in (0, 1):
         assert _masked(frame, 2, bytearray(data), masks) == frame(2, bytearray(data), masks)
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_a_websocket_that_takes_a_packet_in_parts_has_all_of_it(threaded):
+    """paho forgets a packet of which its WebSocket has sent a part, and counts the next one as sent with it."""
+    payloads = [bytes([number]) * (MAX_FRAME - number) for number in range(6)]
+
+    async def frame(reader):
+        size = (await reader.readexactly(2))[1] & 127
+        if size >= 126:
+            size = int.from_bytes(await reader.readexactly(2 if size == 126 else 8), "big")
+        key, data = await reader.readexactly(4), await reader.readexactly(size)
+        return (np.frombuffer(data, np.uint8) ^ np.resize(np.frombuffer(key, np.uint8), size)).tobytes()
+
+    async def serve(reader, writer):
+        served.append(asyncio.current_task())
+        asked = await reader.readuntil(b"\r\n\r\n")
+        key = next(line[19:] for line in asked.split(b"\r\n") if line.startswith(b"Sec-WebSocket-Key: "))
+        accept = base64.b64encode(hashlib.sha1(key + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        writer.write(b"HTTP/1.1 101 .\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\n")
+        for answer in (b"\x20\x03\x00\x00\x00", b"\x90\x04\x00\x01\x00\x01"):
+            await frame(reader)
+            writer.write(bytes((0x82, len(answer))) + answer)
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the first connection asks what MQTT is spoken here
+            while True:
+                await asyncio.sleep(0.1)  # so that the link fills what lies between
+                packet = await frame(reader)
+                if packet[0] == 0x32:
+                    heard.append(packet[10:])
+                    writer.write(b"\x82\x04\x40\x02" + packet[7:9])
+        writer.close()
+
+    async def story():
+        own = socket.socket()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        own.bind(("127.0.0.1", 0))
+        async with await asyncio.start_server(serve, sock=own) as server, asyncio.timeout(30):
+            link = Mqtt(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}", "anna", ("a",), threaded=threaded)
+            await link.start()
+            link._session._client.socket()._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+            for payload in payloads:
+                assert await link.publish("a", payload)
+            flushed = await link.flush(10)
+            await link.close()
+            await asyncio.wait(served)
+            assert flushed
+
+    heard, served = [], []
+    asyncio.run(story())
+    assert heard == payloads
+
+
+def test_a_link_whose_full_inbox_drops_acknowledges_meanwhile():
+    """Else a broker hears nothing until all is dropped that was read ahead, and takes the link for dead."""
+    taken, lost = MAX_FRAME // EACH, 20
+
+    async def serve(reader, writer):
+        for answer in (b"\x20\x03\x00\x00\x00", b"\x90\x04\x00\x01\x00\x01"):
+            await reader.readexactly((await reader.readexactly(2))[1])
+            writer.write(answer)
+        writer.write(b"".join(b"\x32\x06\x00\x01a\x00" + bytes((number, 0)) for number in range(1, taken + lost + 1)))
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the first connection asks what MQTT is spoken here
+            await reader.readexactly(4 * taken)
+            dropped.append(link.dropped)
+            link._budget._patience = 0
+            heard.set()
+        writer.close()
+
+    async def story():
+        nonlocal link
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(30):
+            url = f"mqtt://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            link = Mqtt(url, "anna", ("a",), keepalive=3, inbox=MAX_FRAME)
+            link._budget._patience = 0.3
+            await link.start()
+            await heard.wait()
+            await link.close()
+
+    link, dropped, heard = None, [], asyncio.Event()
+    asyncio.run(story())
+    assert dropped[0] < lost
 
 
 def test_a_full_inbox_drops_instead_of_growing(mosquitto):
