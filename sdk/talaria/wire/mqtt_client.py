@@ -131,10 +131,9 @@ class Client(paho.Client):
 def _masked(
     frame: Callable[[int, bytearray, int], bytearray], opcode: int, data: bytearray, masks: int = 1
 ) -> bytearray:
-    """What ``frame``, of paho's WebSocket, makes of ``data``. It masks byte by byte: 100 ms for a MiB."""
+    """What ``frame``, of paho's WebSocket, makes of ``data``. It masks byte by byte: 100 ms for a MiB, and leaves the
+    answer to a ping unmasked (``masks`` is 0), for which a server ends the connection (RFC 6455, 5.1)."""
     plain = frame(opcode, data, 0)
-    if not masks:
-        return plain
     head, key = len(plain) - len(data), os.urandom(4)
     mask = np.frombuffer(key * (len(data) // 4 + 1), np.uint8, len(data))
     plain[1] |= 0x80  # it is masked
