@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import paho.mqtt.client as paho
@@ -106,7 +106,8 @@ class Client(paho.Client):
 
     def _packet_queue(self, command: int, packet: Any, mid: int, qos: int, info: Any = None) -> MQTTErrorCode:
         """paho cuts off what is left each time that the socket takes some; of a view that copies nothing."""
-        return super()._packet_queue(command, cast("Any", memoryview(packet)), mid, qos, info)
+        left: Any = memoryview(packet)
+        return super()._packet_queue(command, left, mid, qos, info)
 
     def _send_puback(self, mid: int) -> MQTTErrorCode:
         """Queued by who reads, which writes before it waits: nobody is to be woken."""
